@@ -1,0 +1,1 @@
+"""One outside thing each: the store, the machine, the file system, child processes, torch."""

@@ -1,0 +1,1 @@
+"""Decisions without side effects: no network, disk, clock, torch, boto3 or click."""

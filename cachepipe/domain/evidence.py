@@ -1,0 +1,135 @@
+"""What a worker process saw and measured while it called an entry, written as one JSON file per process.
+
+Counts are of work that was really done (calls that were made), never of torch's own counters, which are replayed on
+a hit. Seconds are wall time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cachepipe.domain.record import Json
+
+LAYERS = ("aotautograd", "fxgraph", "native", "tuning", "triton")
+"""Cache layers in the order of lookup."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work that a restored start must not do; each is a count of real calls."""
+
+    benchmarks: int = 0
+    """Timings of kernel candidates."""
+    tuning_runs: int = 0
+    """Searches: algorithm selection with benchmarks, coordinate descent."""
+    triton_compiles: int = 0
+    """Triton compiles that were not served from disk."""
+    native_builds: int = 0
+    """C++ objects built by the host compiler."""
+    compiler_queries: int = 0
+    """Runs of the host compiler that only ask for its version."""
+    isa_probes: int = 0
+    """Processes that load a probe object to test the vector ISA."""
+    new_files: int = 0
+    """Files written into the cache directory, lock files apart."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A first call by where its time went; the sum is the call's wall time."""
+
+    trace_s: float = 0.0
+    """Dynamo: bytecode, guards."""
+    lookup_s: float = 0.0
+    """Key computation, cache reads, unpickling."""
+    load_s: float = 0.0
+    """Import of wrappers, loading of native objects and cubins."""
+    compile_s: float = 0.0
+    """Lowering, tuning and compiling: what a miss costs."""
+    run_s: float = 0.0
+    """Everything else: the kernels themselves."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One cache lookup of one graph."""
+
+    shape_bucket: str
+    graph: str
+    """torch's compile id, e.g. `0/1`, with `fw`/`bw` when torch names it."""
+    layer: str
+    outcome: str
+    """`hit`, `miss` or `bypass`."""
+    key: str = ""
+    reason: str = ""
+    """torch's own words for a miss or a bypass."""
+
+
+@dataclass(frozen=True)
+class BucketEvidence:
+    shape_bucket: Mapping[str, int]
+    calls: int
+    first_call_s: float
+    phases: Phases
+    graphs: int
+    """Graphs that were compiled or looked up at this shape bucket."""
+    graph_breaks: int
+    work: Work
+    output_digest: str
+    max_abs_diff: float | None = None
+    """Against eager; None where it was not compared."""
+    is_close: bool | None = None
+    later_call_s: float = 0.0
+    """Median of the calls after the first."""
+    problems: tuple[str, ...] = ()
+    """What makes this shape bucket unusable, in words: no graph, ran eager, recompile limit, bypass …"""
+
+
+@dataclass(frozen=True)
+class EntryEvidence:
+    """One process that called one entry."""
+
+    entry: str
+    step: str
+    """`tune`, `settle`, `trim`, `prove`, `verify` or `eager`."""
+    torch_version: str
+    shape_buckets: tuple[BucketEvidence, ...]
+    lookups: tuple[Lookup, ...]
+    work: Work
+    tuned_kernels: tuple[str, ...]
+    """Names of what was benchmarked."""
+    import_s: float
+    """Interpreter start to torch imported."""
+    build_s: float
+    """The factory and the preparation of its module."""
+    ready_s: float
+    """Interpreter start to the last shape bucket's first call."""
+    settings: Mapping[str, str]
+    """Ambient torch settings inside the calls."""
+    graph_breaks: tuple[str, ...] = ()
+    """Reasons with their place in the user's code."""
+    components: Json = field(default_factory=dict)
+    """Layer/key → named component → [hash, text]; what explains a miss."""
+    error: str = ""
+    """Not empty: the process stopped with this error; `traceback` has the rest."""
+    error_kind: str = ""
+    traceback: str = ""
+
+
+def layer_counts(evidence: EntryEvidence) -> dict[str, dict[str, int]]:
+    """Returns layer → outcome → count of one process."""
+    counts: dict[str, dict[str, int]] = {}
+    for lookup in evidence.lookups:
+        row = counts.setdefault(lookup.layer, {"hit": 0, "miss": 0, "bypass": 0})
+        row[lookup.outcome] += 1
+    return counts
+
+
+def hit_rate(evidence: EntryEvidence) -> float:
+    """Returns hits ÷ lookups over all layers; 0 when nothing was looked up."""
+    hits = sum(lookup.outcome == "hit" for lookup in evidence.lookups)
+    return hits / len(evidence.lookups) if evidence.lookups else 0.0

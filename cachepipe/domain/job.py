@@ -1,0 +1,29 @@
+"""What a worker process is told to do, as one JSON file; it answers with an `EntryEvidence` file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cachepipe.domain.entry import EntrySpec
+
+STEPS = ("tune", "settle", "trim", "prove", "verify", "eager")
+
+
+@dataclass(frozen=True)
+class Job:
+    step: str
+    """One of `STEPS`; `eager` calls the module without torch.compile."""
+    spec: EntrySpec
+    bucket_order: tuple[int, ...]
+    """Numbers of the spec's shape buckets in the order of the calls."""
+    calls_per_bucket: int
+    python_path: tuple[str, ...]
+    """Absolute folders, prepended to sys.path."""
+    result: str
+    """Absolute path of the `EntryEvidence` file; written whole or not at all."""
+    root: str
+    """The cache folder, `<root>/inductor` and `<root>/triton/0` below it; watched for new files."""
+    compare_with_eager: bool
+    """Call eager after the counts were taken, and compare outputs (and gradients of a training entry)."""
+    record_components: bool
+    """Collect the named components of every cache key."""

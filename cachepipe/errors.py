@@ -1,0 +1,142 @@
+"""Every error that cachepipe raises on purpose.
+
+CachepipeError                exit code
+├── UsageError                 2   the command line cannot be carried out as written
+├── ManifestError             10   the manifest has problems (all of them are listed)
+├── BuildError                11   tune, settle, merge or pack failed
+├── MissError                 12   nothing is published under that name
+├── IntegrityError            13   bytes are not what the statement says
+├── TrustError                14   a signature, policy, version floor or expiry refuses
+├── StoreError                15   the store failed or cannot be used
+├── ConflictError             16   another publisher won, again and again
+├── UnsafePathError           17   a folder is not private, not writable or not ours
+├── VerificationError         18   a gate refused
+├── FingerprintMismatchError  19   built for another machine
+├── NoRoomError               20   not enough bytes or inodes
+├── DeadlineError             21   time ran out
+└── Interrupted              130   SIGINT
+
+A constructor takes data and makes the message from it; `hint` tells the operator what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CachepipeError(Exception):
+    """Base of the tree; raised itself only for a bug."""
+
+    exit_code = 1
+    hint = "this is a bug in cachepipe: report it with the whole output"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+
+class UsageError(CachepipeError):
+    exit_code = 2
+    hint = "see `cachepipe --help`"
+
+
+class ManifestError(CachepipeError):
+    """All problems of one manifest, each as `file:line: field: message`."""
+
+    exit_code = 10
+    hint = "correct the lines above; the README's manifest reference lists every field"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class BuildError(CachepipeError):
+    """A step of one entry failed; names entry, shape bucket and step."""
+
+    exit_code = 11
+    hint = "the worker's log is in the work directory"
+
+    def __init__(self, entry: str, step: str, reason: str, *, shape_bucket: str = "", hint: str | None = None) -> None:
+        where = f"{entry} · {shape_bucket}" if shape_bucket else entry
+        super().__init__(f"{step} failed: {where}: {reason}", hint=hint)
+        self.entry, self.step, self.reason, self.shape_bucket = entry, step, reason, shape_bucket
+
+
+class MissError(CachepipeError):
+    exit_code = 12
+    hint = "publish it with `cachepipe build`, or name another channel"
+
+
+class IntegrityError(CachepipeError):
+    """Bytes are not what was promised: `what` is the object, `wanted` and `found` are the numbers."""
+
+    exit_code = 13
+    hint = "do not use these bytes: publish the release again, or check who can write the store"
+
+    def __init__(self, what: str, problem: str, *, wanted: object = None, found: object = None) -> None:
+        numbers = "" if wanted is None and found is None else f": wanted {wanted}, found {found}"
+        super().__init__(f"{what}: {problem}{numbers}")
+        self.what, self.problem, self.wanted, self.found = what, problem, wanted, found
+
+
+class TrustError(CachepipeError):
+    exit_code = 14
+    hint = "the image's trust policy or lock file does not allow this artifact"
+
+
+class StoreError(CachepipeError):
+    exit_code = 15
+    hint = "check the store's address and rights"
+
+
+class ConflictError(CachepipeError):
+    exit_code = 16
+    hint = "the statement is still valid: run the command again"
+
+
+class UnsafePathError(CachepipeError):
+    exit_code = 17
+    hint = "give cachepipe a private folder of its own (mode 0700, owned by the user that runs it)"
+
+    def __init__(self, path: object, problem: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{path}: {problem}", hint=hint)
+        self.path, self.problem = str(path), problem
+
+
+class VerificationError(CachepipeError):
+    """One or more gates refused; each violation names entry, shape bucket, gate, limit and value."""
+
+    exit_code = 18
+    hint = "nothing was promoted; the report lists each shape bucket"
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        super().__init__("\n".join(violations))
+        self.violations = tuple(violations)
+
+
+class FingerprintMismatchError(CachepipeError):
+    """Built for another machine; each difference says part, wanted and found."""
+
+    exit_code = 19
+    hint = "build the release on a machine like this one, or run the service on a machine like the builder's"
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__("built for another machine: " + "; ".join(differences))
+        self.differences = tuple(differences)
+
+
+class NoRoomError(CachepipeError):
+    exit_code = 20
+    hint = "free the missing space, or name a folder with room by `--dest`"
+
+
+class DeadlineError(CachepipeError):
+    exit_code = 21
+    hint = "raise `--deadline`, or look at what was slow in the line above"
+
+
+class Interrupted(CachepipeError):
+    exit_code = 130
+    hint = "finished steps are kept in the work directory: run the same command again"
