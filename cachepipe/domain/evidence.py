@@ -6,7 +6,7 @@ a hit. Seconds are wall time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cachepipe.domain.record import Json
@@ -122,8 +122,13 @@ class EntryEvidence:
 
 def layer_counts(evidence: EntryEvidence) -> dict[str, dict[str, int]]:
     """Returns layer → outcome → count of one process."""
+    return layer_counts_of(evidence.lookups)
+
+
+def layer_counts_of(lookups: Iterable[Lookup]) -> dict[str, dict[str, int]]:
+    """Returns layer → outcome → count of lookups."""
     counts: dict[str, dict[str, int]] = {}
-    for lookup in evidence.lookups:
+    for lookup in lookups:
         row = counts.setdefault(lookup.layer, {"hit": 0, "miss": 0, "bypass": 0})
         row[lookup.outcome] += 1
     return counts

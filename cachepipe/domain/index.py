@@ -91,12 +91,16 @@ def advance(index: Index, rows: tuple[IndexRow, ...], now: datetime, nonce: str)
 
 
 def with_row(rows: Sequence[IndexRow], row: IndexRow) -> tuple[IndexRow, ...]:
-    """Returns the rows with `row` in place of the one for the same target."""
+    """Returns the rows with `row` in place of the one for the same target.
+
+    Targets are the same when each satisfies the other: an older driver's row stays beside a newer driver's.
+    """
     return (*(old for old in rows if not _is_same_target(old, row)), row)
 
 
 def _is_same_target(one: IndexRow, other: IndexRow) -> bool:
-    return one.device == other.device and not differences(Fingerprint(one.fingerprint), Fingerprint(other.fingerprint))
+    left, right = Fingerprint(one.fingerprint), Fingerprint(other.fingerprint)
+    return one.device == other.device and not differences(left, right) and not differences(right, left)
 
 
 def index_bytes(index: Index) -> bytes:

@@ -25,11 +25,13 @@ class Lock:
     """Where the rows came from; for people."""
     version: int
     rows: tuple[IndexRow, ...]
+    root: str = ""
+    """Where the artifacts are restored, so that a start that finds them there asks nobody; empty: not known."""
 
 
-def lock_of(index: Index) -> Lock:
+def lock_of(index: Index, root: str = "") -> Lock:
     """Returns the lock that pins every current statement of an index."""
-    return Lock(FORMAT, index.name, index.channel, index.version, index.rows)
+    return Lock(FORMAT, index.name, index.channel, index.version, index.rows, root)
 
 
 def lock_bytes(lock: Lock) -> bytes:

@@ -1,0 +1,9 @@
+"""`python -m cachepipe` is the same command as `cachepipe`."""
+
+from __future__ import annotations
+
+import sys
+
+from cachepipe.entrypoint import main
+
+sys.exit(main())

@@ -1,0 +1,270 @@
+"""Private folders for executable caches: which one is safe, has room, and how a finished tree gets there.
+
+Whoever can write where a service reads its cache runs code in that service. So a folder is used only if it is ours,
+closed to others (0700), no link, below ancestors that only root or we can change. What cannot be made so is left
+alone, and the next candidate is taken (`workflows/place.py`).
+
+No name of the user and no home folder is ever looked up: an odd uid works.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cachepipe.adapters.lease import Lease
+from cachepipe.domain.limits import MIB
+from cachepipe.errors import CachepipeError, DeadlineError, IntegrityError, NoRoomError, UnsafePathError
+
+DEFAULT_CACHE_ROOT = "/var/cache/cachepipe"
+STALE_S = 3600
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse")
+_LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuseblk")
+_MARGIN_BYTES = 16 * MIB
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a restore is going to write."""
+
+    bytes: int
+    files: int
+
+
+def check_private(folder: str) -> None:
+    """Returns if only we (and root) can change what `folder` names; a folder of ours that others can read is closed.
+
+    Raises:
+        UnsafePathError: absent, a link, another owner, writable by others, or an ancestor that others can change.
+    """
+    check_ancestors(folder)
+    try:
+        handle = os.open(folder, _FOLDER)
+    except OSError as error:
+        raise UnsafePathError(folder, "not a folder of its own (a link or absent)") from error
+    try:
+        facts = os.fstat(handle)
+        if facts.st_uid != os.geteuid():
+            raise UnsafePathError(folder, f"owned by uid {facts.st_uid}, we are {os.geteuid()}")
+        if facts.st_mode & 0o022:
+            raise UnsafePathError(folder, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
+        if facts.st_mode & 0o077 or facts.st_mode & 0o700 != 0o700:
+            os.fchmod(handle, 0o700)
+    except OSError as error:
+        raise UnsafePathError(folder, f"cannot be closed to others ({error.strerror})") from error
+    finally:
+        os.close(handle)
+
+
+def check_ancestors(folder: str) -> None:
+    """Returns if no one but root and us can replace a folder above `folder`.
+
+    Raises:
+        UnsafePathError: an existing ancestor has another owner, or is writable by others and not sticky and root's.
+    """
+    parent = os.path.dirname(os.path.abspath(folder))
+    for ancestor in {*_upward(parent), *_upward(os.path.realpath(parent))}:
+        try:
+            facts = os.lstat(ancestor)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UnsafePathError(ancestor, f"cannot be looked at ({error.strerror})") from error
+        if facts.st_uid not in (0, os.geteuid()):
+            raise UnsafePathError(ancestor, f"owned by uid {facts.st_uid}, neither root nor us")
+        is_shared_safely = facts.st_mode & stat.S_ISVTX and facts.st_uid == 0
+        if facts.st_mode & 0o022 and not is_shared_safely and not stat.S_ISLNK(facts.st_mode):
+            raise UnsafePathError(ancestor, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def _upward(path: str) -> Iterator[str]:
+    while True:
+        yield path
+        above = os.path.dirname(path)
+        if above == path:
+            return
+        path = above
+
+
+def make_private(folder: str) -> None:
+    """Makes `folder` (and missing ancestors) 0700, or checks the one that is there.
+
+    Raises:
+        UnsafePathError: see `check_private`; or it cannot be created.
+    """
+    check_ancestors(folder)
+    missing = [path for path in _upward(os.path.abspath(folder)) if not os.path.lexists(path)]
+    try:
+        for path in reversed(missing):
+            try:
+                os.mkdir(path, 0o700)
+                os.chmod(path, 0o700)  # the umask may have taken our own rights
+            except FileExistsError:
+                continue  # another restore was faster; it is checked below like any other
+    except OSError as error:
+        raise UnsafePathError(folder, f"cannot be created ({error.strerror})") from error
+    check_private(folder)
+
+
+def check_usable(folder: str, need: Need) -> None:
+    """Returns if the existing `folder` can be written, can hold executable files and has room.
+
+    Raises:
+        UnsafePathError: read-only, or mounted noexec.
+        NoRoomError: fewer free bytes or inodes than needed with a margin of a tenth and 16 MiB; both numbers are named.
+    """
+    facts = os.statvfs(folder)
+    if facts.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise UnsafePathError(folder, "not writable")
+    if facts.f_flag & os.ST_NOEXEC:
+        raise UnsafePathError(folder, "mounted noexec: native objects could not be loaded")
+    wanted = need.bytes + need.bytes // 10 + _MARGIN_BYTES + need.files * facts.f_bsize
+    free = facts.f_bavail * facts.f_frsize
+    if free < wanted:
+        raise NoRoomError(f"{folder}: not enough room: wanted {wanted} bytes, free {free}, missing {wanted - free}")
+    inodes = need.files + need.files // 10 + 64
+    if facts.f_files and facts.f_favail < inodes:  # some file systems count no inodes: f_files is 0
+        missing = inodes - facts.f_favail
+        raise NoRoomError(f"{folder}: not enough inodes: wanted {inodes}, free {facts.f_favail}, missing {missing}")
+
+
+def scratch_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns our folder in each place that may serve when the final folder cannot, best first."""
+    own = f"cachepipe-{os.geteuid()}"
+    found = []
+    if environment.get("XDG_CACHE_HOME", "").startswith("/"):
+        found.append(os.path.join(environment["XDG_CACHE_HOME"], "cachepipe"))
+    if environment.get("TMPDIR", "").startswith("/"):
+        found.append(os.path.join(environment["TMPDIR"], own))
+    return tuple(dict.fromkeys([*found, f"/tmp/{own}", f"/dev/shm/{own}"]))
+
+
+def is_on_network(folder: str) -> bool:
+    """Tells whether a folder lies on a network file system, where locks and renames do not keep their promises."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return False
+    real = os.path.realpath(folder) + "/"
+    best, kind = "", ""
+    for fields in lines:
+        mount = fields[4].replace("\\040", " ")
+        if real.startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+            best, kind = mount, fields[fields.index("-") + 1]
+    return kind.startswith(_NETWORK) and kind not in _LOCAL_FUSE
+
+
+def temporary_sibling(final: str) -> str:
+    """Makes `<final>.tmp.<pid>.<random>`, private and empty; that it can be made is the write test.
+
+    Raises:
+        UnsafePathError, NoRoomError: it cannot be made.
+    """
+    path = f"{final}.tmp.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoRoomError(f"{path}: {error.strerror}") from error
+        raise UnsafePathError(path, f"cannot be created ({error.strerror})") from error
+    return path
+
+
+def swap_in(temporary: str, final: str, deadline: float) -> None:
+    """Puts a finished tree in its place by one rename; an older tree that no service holds is renamed aside.
+
+    Args:
+        temporary: complete, marker included.
+        final: absent, empty, or a tree whose lease the caller holds exclusively.
+        deadline: in seconds of `time.monotonic`; nothing appears after it.
+
+    Raises:
+        DeadlineError: it is over.
+        UnsafePathError: the renames are refused.
+    """
+    if time.monotonic() > deadline:
+        raise DeadlineError("time ran out before the tree was complete")
+    try:
+        try:
+            os.rename(temporary, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            os.rename(final, f"{final}.old.{os.urandom(4).hex()}")
+            os.rename(temporary, final)
+    except OSError as error:
+        raise UnsafePathError(final, f"cannot be replaced ({error.strerror})") from error
+
+
+def is_occupied(folder: str) -> bool:
+    """Tells whether something stands at `folder` that an atomic rename would not replace."""
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is not None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def write_and_read_test(folder: str) -> None:
+    """Returns if a file can be made and read back in `folder`, as torch will do on every start.
+
+    Raises:
+        UnsafePathError: it cannot.
+        IntegrityError: other bytes come back.
+    """
+    probe = os.path.join(folder, f".probe.{os.urandom(4).hex()}")
+    try:
+        handle = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, b"cachepipe")
+            found = os.pread(handle, 16, 0)
+        finally:
+            os.close(handle)
+            os.unlink(probe)
+    except OSError as error:
+        raise UnsafePathError(folder, f"a file cannot be written and read ({error.strerror})") from error
+    if found != b"cachepipe":
+        raise IntegrityError(probe, "read back", wanted=b"cachepipe", found=found)
+
+
+def cold_folder(places: Sequence[str]) -> str | None:
+    """Returns a new empty private folder in the first of `places` that takes one; None if none does."""
+    for place in places:
+        try:
+            make_private(place)
+            check_usable(place, Need(0, 0))
+            path = os.path.join(place, f"cold.{os.urandom(8).hex()}")
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)
+        except (CachepipeError, OSError):
+            continue
+        return path
+    return None
+
+
+def sweep(final: str, now: float) -> None:
+    """Removes temporaries and replaced trees of `final` that are older than an hour; never raises.
+
+    Args:
+        final: the folder; only `<final>.tmp.*` and `<final>.old.*` are looked at.
+        now: seconds since the epoch.
+    """
+    import shutil  # costs milliseconds that a start without a sweep does not pay
+
+    try:
+        with os.scandir(os.path.dirname(final)) as found:
+            names = [item.path for item in found if item.path.startswith((f"{final}.tmp.", f"{final}.old."))]
+        for path in names:
+            if now - os.lstat(path).st_mtime > STALE_S and Lease.is_free(path):
+                shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return

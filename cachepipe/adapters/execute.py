@@ -1,0 +1,131 @@
+"""Becoming the service: its environment, the compiler's stand-in, and exec.
+
+After exec, pid, stdin, exit code and signals are the service's own; nothing of ours is left but the lease's descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from cachepipe.errors import IntegrityError, UsageError
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+
+_ALLOWED_PREFIXES = ("TORCH", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "ATEN_", "OMP_", "MKL_")
+"""What an artifact may set: never PATH, LD_PRELOAD, PYTHONPATH and their kind."""
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Returns if an artifact's variables are settings of torch and its libraries.
+
+    Raises:
+        IntegrityError: another name, or a value that no environment can hold.
+    """
+    for name, value in variables.items():
+        is_name = name.isidentifier() and name.isascii() and name == name.upper()
+        if not is_name or not name.startswith(_ALLOWED_PREFIXES):
+            raise IntegrityError("statement", f"variable `{name[:64]}` is not one that an artifact may set")
+        if "\0" in value or "\n" in value:
+            raise IntegrityError("statement", f"variable `{name}` holds a line break or a zero byte")
+
+
+def folder_variables(folder: str) -> dict[str, str]:
+    """Returns the two variables that point torch and Triton at a folder."""
+    return {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton/0"}
+
+
+def isa_variables(built: str, here: str) -> dict[str, str]:
+    """Returns what makes torch pick the ISA that native code was built for.
+
+    Args:
+        built: `cpu_isa` of the artifact; empty without native code.
+        here: `cpu_isa` of this machine.
+    """
+    return {"ATEN_CPU_CAPABILITY": "avx2"} if built == "avx2" and here.startswith(("avx512", "amx")) else {}
+
+
+def has_compiler(environment: Mapping[str, str]) -> bool:
+    """Tells whether the C++ compiler that torch would call is on PATH."""
+    name = environment.get("CXX") or "g++"
+    folders = [""] if "/" in name else environment.get("PATH", os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
+
+
+def write_compiler_stub(folder: str, texts: Mapping[str, str]) -> None:
+    """Writes `<folder>/g++`, which answers `--version` and `-v` as the builder's compiler did and refuses all else.
+
+    Why: torch asks for the version on every start, also when nothing is left to compile.
+
+    Args:
+        folder: existing; the file must not exist.
+        texts: `--version` → stdout, `-v` → stderr.
+    """
+    version, verbose = texts.get("--version", ""), texts.get("-v", "")
+    refusal = "cachepipe: there is no C++ compiler in this image, and the restored cache does not hold this object: "
+    if os.access("/bin/sh", os.X_OK):
+        script = (
+            "#!/bin/sh\n"
+            'if [ "$#" = 1 ] && [ "$1" = --version ]; then\n'
+            f"printf %s {shlex.quote(version)}\nexit 0\nfi\n"
+            'if [ "$#" = 1 ] && [ "$1" = -v ]; then\n'
+            f"printf %s {shlex.quote(verbose)} >&2\nexit 0\nfi\n"
+            f"printf '%s\\n' {shlex.quote(refusal)}\"g++ $*\" >&2\nexit 1\n"
+        )
+    else:
+        script = (
+            f"#!{sys.executable} -S\nimport sys\nwords = sys.argv[1:]\n"
+            f"if words == ['--version']:\n    sys.stdout.write({version!r})\n"
+            f"elif words == ['-v']:\n    sys.stderr.write({verbose!r})\n"
+            f"else:\n    sys.exit({refusal!r} + 'g++ ' + ' '.join(words))\n"
+        )
+    path = os.path.join(folder, "g++")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+    with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+        os.fchmod(handle, 0o755)
+        file.write(script)
+
+
+def write_env_file(path: str, variables: Mapping[str, str]) -> None:
+    """Writes `NAME=value` lines that a shell, `docker --env-file` and dotenv readers take alike; whole or not at all.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
+    temporary = f"{path}.tmp.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"`--env-file {path}` cannot be written ({error.strerror})") from error
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by `command`; if that is impossible, says why and exits 127 (not found) or 126.
+
+    Signals that Python ignores are reset (a service must die of a broken pipe as anywhere else), and so is the mask.
+    """
+    for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT):
+        if name in (signal.SIGPIPE, signal.SIGXFSZ) or signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # a closed stream is the service's affair
+    try:
+        os.execvpe(command[0], list(command), dict(environment))
+    except (OSError, ValueError) as error:
+        is_absent = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+        print(f"cachepipe: cannot run `{command[0]}`: {problem}", file=sys.stderr, flush=True)
+        os._exit(NOT_FOUND if is_absent else NOT_EXECUTABLE)

@@ -1,0 +1,160 @@
+"""A folder that behaves like S3: for one machine, a shared mount, a build's stage, tests.
+
+An object is a file under its key. It is written under a temporary name in `.tmp`, synced, and given its name by link(2), which
+refuses an existing name: so creation is atomic, complete and won by one. A kill leaves only a file in `.tmp`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from cachepipe.adapters.store import check_key
+from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
+from cachepipe.failpoints import reached
+
+_TEMPORARY = ".tmp"
+
+
+class LocalStore:
+    """See `cachepipe.adapters.store.Store` for the promises."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(root)
+        """Created by the first write; a store that does not exist yet is empty."""
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}"
+
+    def get(self, key: str, limit_bytes: int) -> bytes | None:
+        try:
+            with open(self._path(key), "rb") as file:
+                data = file.read(limit_bytes + 1)
+                size = os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            self._check_root(error)
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+        if len(data) > limit_bytes:
+            raise IntegrityError(f"object {key}", "too long", wanted=f"<= {limit_bytes} bytes", found=size)
+        return data
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        if os.path.lexists(path):
+            return False
+        try:
+            temporary = self._write_temporary(data)
+            try:
+                self._make_folder(os.path.dirname(path))
+                reached("store.before_link")
+                os.link(temporary, path)
+                reached("store.after_link")
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(temporary)
+            _sync_folder(os.path.dirname(path))
+        except OSError as error:
+            raise self._translated(error, key) from error
+        return True
+
+    def put_hint(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        try:
+            temporary = self._write_temporary(data)
+            try:
+                self._make_folder(os.path.dirname(path))
+                os.replace(temporary, path)
+            except OSError:
+                os.unlink(temporary)
+                raise
+            _sync_folder(os.path.dirname(path))
+        except OSError as error:
+            raise self._translated(error, key) from error
+
+    def list(self, prefix: str) -> Iterator[str]:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        found: list[str] = []
+        try:
+            for place, folders, files in os.walk(os.path.join(self.root, folder), onerror=_raise):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                base = os.path.relpath(place, self.root)
+                keys = (name if base == "." else f"{base}/{name}" for name in files if not name.startswith("."))
+                found += (key for key in keys if key.startswith(prefix))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+        except OSError as error:
+            raise self._translated(error, prefix) from error
+        return iter(sorted(found))
+
+    def delete(self, key: str) -> None:
+        try:
+            os.unlink(self._path(key))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+        except OSError as error:
+            raise self._translated(error, key) from error
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, check_key(key))
+
+    def _check_root(self, error: OSError) -> None:
+        if os.path.lexists(self.root) and not os.path.isdir(self.root):
+            raise StoreError(f"not a folder: `{self.url}`") from error
+
+    def _write_temporary(self, data: bytes) -> str:
+        folder = os.path.join(self.root, _TEMPORARY)
+        self._make_folder(folder)
+        path = os.path.join(folder, f"{os.getpid()}.{os.urandom(12).hex()}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.unlink(path)
+            raise
+        return path
+
+    def _make_folder(self, folder: str) -> None:
+        """Creates a folder with its parents; each new name is synced in its parent."""
+        if os.path.isdir(folder):
+            return
+        self._make_folder(os.path.dirname(folder))
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder", folder) from None
+            return
+        _sync_folder(os.path.dirname(folder))
+
+    def _translated(self, error: OSError, key: str) -> CachepipeError:
+        where = f"`{key}` in `{self.url}`"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return NoRoomError(f"the store is full: {where}", hint="free space in the store")
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK) and error.filename2 is not None:
+            return StoreError(
+                f"this file system has no hard links, so nothing can be created only if absent: {where}",
+                hint="use a folder on a file system with hard links",
+            )
+        return StoreError(f"{(error.strerror or str(error)).lower()}: {where}")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

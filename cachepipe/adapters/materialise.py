@@ -1,0 +1,216 @@
+"""Our own bounded writer: the files of a table, from packs, into a fresh private folder.
+
+Regular files only, names as in the table (already checked), every folder and file created exclusively and without
+following links, modes 0644 or 0755 whatever the umask is. Fetchers are daemon threads: a read that hangs can hold
+neither the caller beyond its deadline nor the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cachepipe.adapters.packs import open_blob, placed
+from cachepipe.domain.artifact import Blob, FileRow, FileTable, Segment
+from cachepipe.domain.limits import LIMITS, MIB
+from cachepipe.domain.record import sha256
+from cachepipe.errors import CachepipeError, DeadlineError, IntegrityError, NoRoomError, StoreError, UnsafePathError
+from cachepipe.failpoints import reached
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_GROUP_FILE_BYTES = MIB
+"""A group file names the dozen files of one kernel."""
+
+
+class WrittenFile(NamedTuple):
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+    """Of the bytes on disk: for a group file not the table's digest."""
+
+
+class _Piece(NamedTuple):
+    row: FileRow
+    segment: Segment
+    position: int
+    """Offset in the file."""
+
+
+def materialise(
+    fetch: Callable[[str], bytes],
+    packs: Sequence[Blob],
+    table: FileTable,
+    target: Path,
+    root: str,
+    *,
+    fetchers: int = 12,
+    deadline: float,
+) -> tuple[WrittenFile, ...]:
+    """Writes every file of the table, exactly once and with exactly its bytes, or raises.
+
+    Args:
+        fetch: digest → compressed bytes as the store gives them; called from several threads.
+        packs: the statement's packs.
+        table: read by `read_table`, which checked names and segments.
+        target: existing, private, empty folder; what is in it after an error must not be used.
+        root: absolute folder that group files shall name: where the tree will finally lie.
+        fetchers: threads; the biggest packs are fetched first, up to 4 tries around read and verification.
+        deadline: in seconds of `time.monotonic`.
+
+    Raises:
+        IntegrityError: a pack is absent or not what its digest says after all tries, or something stands in the target.
+        StoreError: the store failed after all tries.
+        NoRoomError: the file system is full.
+        UnsafePathError: the target cannot be written.
+        DeadlineError: time ran out.
+    """
+    work = _Work(fetch, packs, table, target, root)
+    work.run(min(fetchers, len(packs)), deadline)
+    return work.written(target)
+
+
+class _Work:
+    """The state that fetchers share; why a class: seven things under one lock."""
+
+    def __init__(
+        self, fetch: Callable[[str], bytes], packs: Sequence[Blob], table: FileTable, target: Path, root: str
+    ) -> None:
+        self._fetch, self._packs, self._table, self._root = fetch, packs, table, root
+        self._pieces: dict[int, list[_Piece]] = defaultdict(list)
+        self._queue = sorted(range(len(packs)), key=lambda number: packs[number].size_bytes)
+        self._open_packs = len(packs)
+        self._placed_digests: dict[str, str] = {}
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._cpu = threading.BoundedSemaphore(os.cpu_count() or 1)
+        try:
+            self._target = os.open(target, _FOLDER)
+            self._prepare()
+        except OSError as error:
+            raise _translated(error, str(target)) from error
+
+    def _prepare(self) -> None:
+        """Creates all folders, all empty files and all files that are cut across packs."""
+        folders = {""}
+        for row in self._table.files:
+            self._make_folders(row.path.rpartition("/")[0], folders)
+            if row.has_root_token and (len(row.segments) > 1 or row.size_bytes > _GROUP_FILE_BYTES):
+                wanted = f"one segment, <= {_GROUP_FILE_BYTES} bytes"
+                raise IntegrityError(row.path, "group file", wanted=wanted, found=f"{len(row.segments)}, {row.size_bytes}")
+            if len(row.segments) != 1:
+                os.close(self._create(row))
+            position = 0
+            for segment in row.segments:
+                self._pieces[segment.pack].append(_Piece(row, segment, position))
+                position += segment.length
+
+    def _make_folders(self, folder: str, made: set[str]) -> None:
+        if folder in made:
+            return
+        self._make_folders(folder.rpartition("/")[0], made)
+        os.mkdir(folder, 0o700, dir_fd=self._target)
+        made.add(folder)
+
+    def _create(self, row: FileRow) -> int:
+        handle = os.open(row.path, _NEW_FILE, 0o600, dir_fd=self._target)
+        os.fchmod(handle, row.mode)
+        return handle
+
+    def run(self, fetchers: int, deadline: float) -> None:
+        for number in range(fetchers):
+            threading.Thread(target=self._serve, args=(deadline,), name=f"fetch-{number}", daemon=True).start()
+        with self._changed:
+            is_over = self._changed.wait_for(
+                lambda: self._error is not None or self._open_packs == 0, max(0.0, deadline - time.monotonic())
+            )
+        if self._error is not None:
+            raise self._error
+        if not is_over:
+            raise DeadlineError(f"time ran out with {self._open_packs} of {len(self._packs)} packs missing")
+
+    def _serve(self, deadline: float) -> None:
+        try:
+            buffer = bytearray(max(pack.raw_bytes for pack in self._packs))
+            while (number := self._next()) is not None:
+                self._one_pack(number, buffer, deadline)
+                reached("restore.pack")
+                with self._changed:
+                    self._open_packs -= 1
+                    self._changed.notify_all()
+        except BaseException as error:  # of a thread: the caller raises it; nothing is swallowed
+            self._stop(_translated(error, "target") if isinstance(error, OSError) else error)
+
+    def _next(self) -> int | None:
+        with self._changed:
+            return self._queue.pop() if self._queue and self._error is None else None
+
+    def _stop(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _one_pack(self, number: int, buffer: bytearray, deadline: float) -> None:
+        """Fetches and verifies a pack with several tries, then writes its pieces once."""
+        for attempt in range(1, LIMITS.tries + 1):
+            try:
+                data = self._fetch(self._packs[number].digest)
+                with self._cpu:
+                    raw = open_blob(data, self._packs[number], buffer)
+                break
+            except (IntegrityError, StoreError):
+                pause_s = 0.05 * 2**attempt * (0.5 + random.random())
+                if attempt == LIMITS.tries or time.monotonic() + pause_s > deadline:
+                    raise
+                time.sleep(pause_s)
+        for piece in self._pieces[number]:
+            if self._error is not None:
+                return
+            self._write(piece, raw[piece.segment.offset : piece.segment.offset + piece.segment.length])
+
+    def _write(self, piece: _Piece, raw: memoryview) -> None:
+        row = piece.row
+        is_whole = len(row.segments) == 1
+        if row.has_root_token:
+            text = placed(bytes(raw), self._root)
+            self._placed_digests[row.path] = sha256(text)
+            raw = memoryview(text)
+        handle = self._create(row) if is_whole else os.open(row.path, _OLD_FILE, dir_fd=self._target)
+        try:
+            done = 0
+            while done < len(raw):
+                done += os.pwrite(handle, raw[done:], piece.position + done)
+        finally:
+            os.close(handle)
+
+    def written(self, target: Path) -> tuple[WrittenFile, ...]:
+        rows = []
+        try:
+            for row in self._table.files:
+                facts = os.stat(row.path, dir_fd=self._target, follow_symlinks=False)
+                digest = self._placed_digests.get(row.path, row.sha256)
+                rows.append(WrittenFile(row.path, facts.st_size, facts.st_mtime_ns, facts.st_ino, digest))
+        except OSError as error:
+            raise _translated(error, str(target)) from error
+        finally:
+            os.close(self._target)
+        return tuple(rows)
+
+
+def _translated(error: OSError, where: str) -> CachepipeError:
+    place = error.filename or where
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoRoomError(f"{place}: {os.strerror(error.errno)}")
+    if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
+        return IntegrityError(str(place), f"something else stands there ({os.strerror(error.errno)})")
+    return UnsafePathError(place, f"cannot be written ({error.strerror})")

@@ -1,0 +1,149 @@
+"""torch's ambient settings: read for comparison, set where builder and service must agree.
+
+Source: torch/_dynamo/config.py, _inductor/config.py, _functorch/config.py, utils/_config_module.py,
+_dynamo/eval_frame.py, _dynamo/decorators.py; checked against torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from cachepipe.domain.record import Json
+from cachepipe.errors import UsageError
+
+KEY_VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "LOG_TLPARSE", "CXX", "CC")
+"""Prefixes of environment variables that can enter torch's keys."""
+
+
+def ambient_settings(device: str) -> dict[str, str]:
+    """Returns the process-wide settings that enter torch's keys, name → value in words.
+
+    Read inside the calling context, they are what a service must have too (field case A14).
+    """
+    settings = {
+        "autocast": _autocast(device),
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "grad mode": _grad_mode(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "tf32 matmul": str(torch.backends.cuda.matmul.allow_tf32),
+        "fp16 reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "bf16 reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "threads": str(torch.get_num_threads()),
+    }
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(KEY_VARIABLES) and not name.endswith("_CACHE_DIR"):
+            settings[f"variable {name}"] = value[:256]
+    return settings
+
+
+def _grad_mode() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference_mode"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _autocast(device: str) -> str:
+    if not torch.is_autocast_enabled(device):
+        return "off"
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def config_components() -> Json:
+    """Returns `config/<module>` → name → [hash, text] of every compile setting.
+
+    torch folds the whole functorch configuration into one key component; only a list of its values can say which differs.
+    """
+    from torch._dynamo import config as dynamo
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    components: dict[str, dict[str, list[str]]] = {}
+    for name, module in (("dynamo", dynamo), ("functorch", functorch), ("inductor", inductor)):
+        values: Mapping[str, Any] = module.get_config_copy()
+        components[f"config/{name}"] = {
+            key: _component(value) for key, value in sorted(values.items()) if _is_plain(value)
+        }
+    return components
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (str, int, float, bool, type(None)))
+
+
+def _component(value: Any) -> list[str]:
+    text = repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
+    return [hashlib.sha256(text.encode()).hexdigest()[:32], text[:200]]
+
+
+def raise_recompile_limit(graphs: int) -> None:
+    """Lets at least `graphs` shape buckets of one function be compiled; the limits are not part of any key (F1)."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, graphs + 1)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 4 * (graphs + 1))
+
+
+def fail_on_recompile_limit() -> None:
+    """Turns the recompile limit, which torch passes over with one log line, into an error.
+
+    Raises:
+        UsageError: the model's code lets torch hide compile errors, which would leave nothing in the cache (G8).
+    """
+    from torch._dynamo import config
+
+    if config.suppress_errors:
+        raise UsageError("`torch._dynamo.config.suppress_errors` is on: a failed compile would run eager unseen")
+    config.fail_on_recompile_limit_hit = True
+
+
+def why_nothing_compiles() -> str:
+    """Returns the switch that keeps torch.compile from compiling or caching here, in words; empty when none is set (G8)."""
+    from torch._dynamo import config, eval_frame
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    stance = getattr(getattr(eval_frame, "_stance", None), "stance", "default")
+    switches = (
+        (
+            config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1",
+            "`TORCHDYNAMO_DISABLE` or `torch._dynamo.config.disable` is set",
+        ),
+        (os.environ.get("TORCH_COMPILE_DISABLE") == "1", "`TORCH_COMPILE_DISABLE` is set"),
+        (stance != "default", f"`torch.compiler.set_stance` is `{stance}`"),
+        (inductor.force_disable_caches, "`force_disable_caches` is set"),
+        (not inductor.fx_graph_cache, "`torch._inductor.config.fx_graph_cache` is off"),
+        (not functorch.enable_autograd_cache, "`torch._functorch.config.enable_autograd_cache` is off"),
+        (config.suppress_errors, "`torch._dynamo.config.suppress_errors` hides a compile error"),
+    )
+    return next((words for is_set, words in switches if is_set), "")
+
+
+def mode_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `options` on top of the mode's own: torch.compile takes a mode or options, never both."""
+    from torch._inductor import list_mode_options
+
+    return {**list_mode_options(mode), **options}
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> None:
+    """Marks one dimension of an input as dynamic within bounds, both included."""
+    torch._dynamo.mark_dynamic(tensor, dim, min=low, max=high)
+
+
+def add_compile_callback(on_start: Callable[[str, str], None]) -> Callable[[], None]:
+    """Calls `on_start(trigger, compile_id)` at every later compile; returns the function that ends it."""
+    from torch._dynamo.callback import callback_handler
+
+    def callback(args: Any) -> None:
+        on_start(str(args.callback_trigger.name), str(args.compile_id))
+
+    callback_handler.register_start_callback(callback)
+    return lambda: callback_handler.remove_start_callback(callback)

@@ -1,0 +1,166 @@
+"""Counts work that torch really does, by wrapping the calls that do it.
+
+torch's own counters are replayed on a cache hit, so they prove nothing; a call that was made does. Only functions that
+run while something is benchmarked, tuned, built or loaded are wrapped: a warm call meets none of them.
+
+Source: torch/_inductor/runtime/benchmarking.py, select_algorithm.py, codecache.py, cpp_builder.py,
+runtime/triton_heuristics.py, runtime/coordinate_descent_tuner.py; checked against torch 2.13.0 (`NAMES`).
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from cachepipe.domain.evidence import Work
+from cachepipe.importing import when_imported
+
+NAMES: tuple[tuple[str, str, str], ...] = (
+    ("torch._inductor.runtime.benchmarking", "Benchmarker.benchmark_cpu", "benchmarks"),
+    ("torch._inductor.runtime.benchmarking", "TritonBenchmarker.benchmark_gpu", "benchmarks"),
+    ("torch._inductor.runtime.benchmarking", "InductorBenchmarker.benchmark_gpu", "benchmarks"),
+    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark", "tuning_runs"),
+    ("torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.autotune", "tuning_runs"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.autotune_to_one_config", "tuning_runs"),
+    ("torch._inductor.cpp_builder", "run_compile_cmd", "native_builds"),
+    ("torch._inductor.codecache", "CppCodeCache._load_library", ""),
+    ("torch._inductor.codecache", "PersistentCache.lookup", ""),
+)
+"""Module, attribute path and the field of `Work` that one outermost call adds to; a test fails when one goes away."""
+
+
+class WorkSink(Protocol):
+    """Receives what was counted; called from any thread."""
+
+    def on_work(self, field: str, what: str) -> None:
+        """One unit of work was done; `what` names the kernel or object."""
+
+    def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
+        """One lookup in the layer `native` or `tuning` ended."""
+
+
+class WorkCounter:
+    """Wraps the functions of `NAMES` while installed; a name that this torch does not have is listed in `missing`."""
+
+    def __init__(self, sink: WorkSink) -> None:
+        self._sink = sink
+        self._undo: list[Callable[[], None]] = []
+        self._depth = threading.local()
+        self._built: set[str] = set()
+        self.missing: list[str] = []
+
+    def install(self) -> None:
+        """Wraps what is imported now, and the rest as soon as torch imports it: nothing is imported by us."""
+        special = {
+            "run_compile_cmd": self._wrap_build,
+            "CppCodeCache._load_library": self._wrap_load,
+            "PersistentCache.lookup": self._wrap_tuning_lookup,
+        }
+        for module, path, field in NAMES:
+            wrap = special.get(path) or functools.partial(self._wrap_counted, field=field)
+            self._undo.append(when_imported(module, functools.partial(self._replace, path=path, wrap=wrap)))
+        self._undo.append(when_imported("triton.knobs", self._install_triton))
+
+    def uninstall(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, module: ModuleType, path: str, wrap: Callable[[Any], Any]) -> None:
+        owner: Any = module
+        *parents, name = path.split(".")
+        try:
+            for parent in parents:
+                owner = getattr(owner, parent)
+            original = vars(owner)[name]
+        except (AttributeError, KeyError):
+            self.missing.append(f"{module.__name__}.{path}")
+            return
+        is_classmethod = isinstance(original, classmethod)
+        function = original.__func__ if is_classmethod else original
+        wrapped = functools.wraps(function)(wrap(function))
+        setattr(owner, name, classmethod(wrapped) if is_classmethod else wrapped)
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def _install_triton(self, knobs: ModuleType) -> None:
+        compilation = knobs.compilation
+        before = compilation.listener
+
+        def listener(**facts: Any) -> None:
+            if not facts.get("cache_hit"):
+                self._sink.on_work("triton_compiles", str(getattr(facts.get("src"), "name", "")))
+            if before is not None:
+                before(**facts)
+
+        compilation.listener = listener
+        self._undo.append(lambda: setattr(compilation, "listener", before))
+
+    def _wrap_counted(self, function: Callable[..., Any], field: str) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            depth = getattr(self._depth, field, 0)
+            if depth == 0:
+                self._sink.on_work(field, _name_of(args))
+            setattr(self._depth, field, depth + 1)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                setattr(self._depth, field, depth)
+
+        return counted
+
+    def _wrap_build(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def build(cmd_line: str, cwd: str) -> Any:
+            words = shlex.split(cmd_line)
+            output = words[words.index("-o") + 1] if "-o" in words[:-1] else cmd_line
+            self._built.add(output)
+            self._sink.on_work("native_builds", output.rpartition("/")[2])
+            return function(cmd_line, cwd)
+
+        return build
+
+    def _wrap_load(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def load(cls: Any, path: str, key: str) -> Any:
+            self._sink.on_layer_lookup("native", path not in self._built, key)
+            return function(cls, path, key)
+
+        return load
+
+    def _wrap_tuning_lookup(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def lookup(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **named: Any) -> Any:
+            is_tuned = False
+
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                nonlocal is_tuned
+                is_tuned = True
+                return benchmark(*args, **kwargs)
+
+            try:
+                return function(cache, choices, op, inputs, timed if benchmark else None, *rest, **named)
+            finally:
+                if benchmark:
+                    self._sink.on_layer_lookup("tuning", not is_tuned, f"{op} {inputs}"[:512])
+
+        return lookup
+
+
+def _name_of(args: tuple[Any, ...]) -> str:
+    """Returns a readable name of what is tuned: choices with their input sizes, or a Triton kernel's name."""
+    if len(args) >= 3 and isinstance(args[1], (list, tuple)) and args[1] and hasattr(args[1][0], "name"):
+        names = sorted({str(choice.name) for choice in args[1]})
+        sizes = [str(list(node.get_size())) for node in args[2] if hasattr(node, "get_size")]
+        return f"{'|'.join(names)} {'x'.join(sizes)}"[:256]
+    for arg in args[:2]:
+        function = getattr(arg, "fn", None)
+        if function is not None:
+            return str(getattr(function, "__name__", function))[:256]
+    return ""
+
+
+def add_work(work: Work, field: str, amount: int = 1) -> Work:
+    """Returns `work` with one field increased."""
+    values = {name: getattr(work, name) for name in work.__dataclass_fields__}
+    values[field] += amount
+    return Work(**values)

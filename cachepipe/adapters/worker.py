@@ -1,0 +1,312 @@
+"""One child process that calls one entry: `python -m cachepipe.adapters.worker JOB.json`.
+
+It builds the model, calls every shape bucket in the job's order with the very functions that services use, counts the
+work, and writes an `EntryEvidence` file. On stdout it prints one JSON object a line for progress. It exits 0 iff the
+evidence was written without an error.
+
+ 1 read the job, import torch         4 take the counts
+ 2 build and prepare the model        5 compare with eager
+ 3 call every shape bucket            6 write the evidence
+"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.perf_counter()
+
+import dataclasses  # noqa: E402  (the clock starts before the imports that it measures)
+import hashlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
+from cachepipe.domain.job import Job  # noqa: E402
+from cachepipe.domain.record import read_record, record_bytes  # noqa: E402
+from cachepipe.runtime.calling import (  # noqa: E402
+    build_model,
+    call,
+    called,
+    calling_context,
+    compile_model,
+    flatten,
+    gradients,
+    prepare,
+)
+from cachepipe.runtime.inputs import example_inputs  # noqa: E402
+
+if TYPE_CHECKING:
+    import torch
+
+    from cachepipe.runtime.recorder import Recorder
+
+COMPILERS = frozenset({"c++", "g++", "gcc", "cc", "clang", "clang++", "nvcc", "ptxas"})
+
+
+class ProcessWatch:
+    """Counts the processes that this one starts: compiler queries and ISA probes; an audit hook cannot be removed, so
+    it is for worker processes only."""
+
+    def __init__(self) -> None:
+        self.compiler_queries = 0
+        self.isa_probes = 0
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if event != "subprocess.Popen":
+            return
+        words = [str(word) for word in args[1]] if isinstance(args[1], (list, tuple)) else [str(args[1])]
+        name = os.path.basename(words[0])
+        if name in COMPILERS and set(words[1:]) <= {"--version", "-v", "-dumpversion", "-dumpmachine"}:
+            self.compiler_queries += 1
+        elif "LoadLibrary" in words[-1]:
+            self.isa_probes += 1
+
+
+class Session:
+    """The state of one worker between its steps."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.spec: EntrySpec = job.spec
+        self.is_eager = job.step == "eager"
+        self.processes = ProcessWatch()
+        self.recorder: Recorder | None = None
+        self.settings: dict[str, str] = {}
+        self.results: dict[int, BucketEvidence] = {}
+        self.outputs: dict[int, list[torch.Tensor]] = {}
+        self.import_s = self.build_s = self.ready_s = 0.0
+
+    def start(self) -> Any:
+        """Steps 1 and 2: returns the prepared model."""
+        import torch  # noqa: F401
+
+        self.import_s = time.perf_counter() - STARTED
+        if not self.is_eager:
+            from cachepipe.runtime.recorder import Recorder
+
+            self.recorder = Recorder(self.job.record_components)
+            self.recorder.start()
+        begin = time.perf_counter()
+        model = prepare(self.spec, build_model(self.spec))
+        self.build_s = time.perf_counter() - begin
+        if not self.is_eager:
+            from cachepipe.adapters.torch_settings import fail_on_recompile_limit
+
+            fail_on_recompile_limit()
+        tell(event="ready", i=0, seconds=self.import_s + self.build_s)
+        return model
+
+    def call_bucket(self, position: int, index: int, function: Any, model: Any) -> None:
+        """Step 3 for one shape bucket: several calls, timed apart, counted together."""
+        spec, shape_bucket = self.spec, self.spec.shape_buckets[index]
+        label = bucket_label(shape_bucket)
+        facts = {"index": position, "of": len(self.job.bucket_order), "shape_bucket": label}
+        tell(event="bucket_start", seconds=0.0, **facts)
+        args, kwargs = example_inputs(spec, shape_bucket)
+        before = folder_files(self.job.root)
+        seconds: list[float] = []
+        with Attributed(self.recorder, label) as log:
+            for _ in range(self.job.calls_per_bucket):
+                begin = time.perf_counter()
+                outputs = call(spec, function, args, kwargs)
+                seconds.append(time.perf_counter() - begin)
+                found = [tensor.detach() for tensor in flatten(outputs)] + gradients(model)
+        self.ready_s = time.perf_counter() - STARTED
+        self.outputs[index] = found
+        new_files = len(folder_files(self.job.root) - before)
+        self.results[index] = BucketEvidence(
+            shape_bucket=shape_bucket,
+            calls=len(seconds),
+            first_call_s=seconds[0],
+            phases=log.phases(seconds[0]),
+            graphs=len(log.graphs),
+            graph_breaks=len(log.graph_breaks),
+            work=dataclasses.replace(log.work, new_files=new_files),
+            output_digest=digest_of(found),
+            later_call_s=statistics.median(seconds[1:]) if len(seconds) > 1 else 0.0,
+            problems=() if self.is_eager else tuple(self.problems(index, log)),
+        )
+        tell(event="bucket_done", seconds=seconds[0], **facts)
+
+    def problems(self, index: int, log: Attributed) -> list[str]:
+        """Returns what makes this shape bucket unusable, in words."""
+        from cachepipe.adapters.torch_settings import why_nothing_compiles
+
+        assert self.recorder is not None
+        label = bucket_label(self.spec.shape_buckets[index])
+        lookups = [lookup for lookup in self.recorder.lookups if lookup.shape_bucket == label]
+        traced = traced_bucket(self.spec, self.spec.shape_buckets[index])
+        earlier = {traced_bucket(self.spec, self.spec.shape_buckets[done]) for done in self.results}
+        cause = why_nothing_compiles()
+        because = f": {cause}" if cause else ""
+        found = []
+        if not log.graphs and traced not in earlier:
+            found.append(f"no graph was compiled, it ran eager{because}")
+        if log.graphs and not any(lookup.layer == "aotautograd" for lookup in lookups):
+            found.append(f"{len(log.graphs)} graphs were traced but none was looked up in torch's cache{because}")
+        reasons = sorted({lookup.reason for lookup in lookups if lookup.outcome == "bypass"})
+        found += [f"torch refuses to cache a graph: {reason or 'no reason given'}" for reason in reasons]
+        return found
+
+    def compare(self, model: Any) -> None:
+        """Step 5: calls eager with the same inputs, after the counts were taken."""
+        import torch
+
+        spec = self.spec
+        for index, restored in self.outputs.items():
+            args, kwargs = example_inputs(spec, spec.shape_buckets[index])
+            outputs = call(spec, called(spec, model), args, kwargs)
+            wanted = [tensor.detach() for tensor in flatten(outputs)] + gradients(model)
+            is_close = len(wanted) == len(restored)
+            worst = 0.0
+            for one, other in zip(restored, wanted, strict=False):
+                is_close = is_close and one.shape == other.shape and one.dtype == other.dtype
+                if one.shape != other.shape:
+                    continue
+                left, right = one.double().cpu(), other.double().cpu()
+                is_close = is_close and torch.allclose(left, right, rtol=spec.rtol, atol=spec.atol)
+                if left.numel():
+                    worst = max(worst, float((left - right).abs().nan_to_num(nan=float("inf")).max()))
+            self.results[index] = dataclasses.replace(
+                self.results[index], max_abs_diff=min(worst, 1e300), is_close=is_close
+            )
+
+    def evidence(self, error: BaseException | None = None) -> EntryEvidence:
+        """Steps 4 and 6: returns all that was seen."""
+        recorder = self.recorder
+        work = recorder.work() if recorder else Work()
+        work = work + Work(compiler_queries=self.processes.compiler_queries, isa_probes=self.processes.isa_probes)
+        work = work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
+        breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
+        torch = sys.modules.get("torch")
+        return EntryEvidence(
+            entry=self.spec.id,
+            step=self.job.step,
+            torch_version=str(torch.__version__) if torch else "",
+            shape_buckets=tuple(self.results.values()),
+            lookups=tuple(recorder.lookups) if recorder else (),
+            work=work,
+            tuned_kernels=tuple(recorder.tuned_kernels) if recorder else (),
+            import_s=self.import_s,
+            build_s=self.build_s,
+            ready_s=self.ready_s,
+            settings=self.settings,
+            graph_breaks=tuple(breaks),
+            components=self.components(),
+            error="" if error is None else f"{type(error).__name__}: {error}"[:4000],
+            error_kind="" if error is None else type(error).__name__,
+            traceback="" if error is None else "".join(traceback.format_exception(error))[-16000:],
+        )
+
+    def components(self) -> Any:
+        if self.recorder is None or not self.job.record_components:
+            return {}
+        from cachepipe.adapters.torch_settings import config_components
+
+        return {**self.recorder.components, **config_components()}
+
+
+class Attributed:
+    """A shape bucket's log, or empty numbers for an eager process, which has no recorder."""
+
+    def __init__(self, recorder: Recorder | None, label: str) -> None:
+        self._context = recorder.shape_bucket(label) if recorder else None
+        self.graphs: list[str] = []
+        self.graph_breaks: list[str] = []
+        self.work = Work()
+
+    def __enter__(self) -> Attributed:
+        if self._context is not None:
+            self._log = self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._context is not None:
+            self._context.__exit__(*error)
+            self.graphs, self.graph_breaks, self.work = self._log.graphs, self._log.graph_breaks, self._log.work
+
+    def phases(self, wall_s: float) -> Phases:
+        from cachepipe.runtime.recorder import phases_of
+
+        return phases_of(self._log, wall_s) if self._context is not None else Phases(run_s=wall_s)
+
+
+def run(job: Job) -> EntryEvidence:
+    """Returns the evidence of one job; a failure of the entry is part of it, never an exception."""
+    session = Session(job)
+    try:
+        model = session.start()
+        function = called(session.spec, model) if session.is_eager else compile_model(session.spec, model)
+        with calling_context(session.spec):
+            from cachepipe.adapters.torch_settings import ambient_settings
+
+            session.settings = ambient_settings(session.spec.device)
+            for position, index in enumerate(job.bucket_order):
+                session.call_bucket(position, index, function, model)
+            if session.recorder is not None:
+                session.recorder.stop()
+            if job.compare_with_eager:
+                session.compare(model)
+    except Exception as error:
+        # the boundary of the child: whatever the user's code raises becomes evidence for the builder
+        return session.evidence(error)
+    return session.evidence()
+
+
+def tell(**facts: Any) -> None:
+    """Prints one progress line; a closed pipe must not end the work."""
+    try:
+        os.write(PROGRESS_FD, (json.dumps(facts) + "\n").encode())
+    except OSError:
+        pass
+
+
+def folder_files(root: str) -> set[str]:
+    """Returns the files below a cache folder, without locks and temporaries."""
+    found: set[str] = set()
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in ("locks", ".cachepipe", "__pycache__")]
+        found.update(os.path.join(folder, name) for name in names if not name.endswith((".lock", ".tmp", ".lease")))
+    return found
+
+
+def digest_of(tensors: list[torch.Tensor]) -> str:
+    """Returns one SHA-256 over the bytes, shapes and dtypes of tensors."""
+    import torch
+
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        whole.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return whole.hexdigest()
+
+
+def main(path: str) -> int:
+    job = read_record(Job, Path(path).read_bytes(), path, 1 << 26)
+    sys.path[:0] = job.python_path
+    evidence = run(job)
+    temporary = f"{job.result}.tmp"
+    Path(temporary).write_bytes(record_bytes(evidence))
+    os.replace(temporary, job.result)
+    return 1 if evidence.error else 0
+
+
+PROGRESS_FD = 1
+if __name__ == "__main__":
+    if "cachepipe.runtime.pth" in sys.modules:
+        sys.modules["cachepipe.runtime.pth"].disarm()  # this process records by itself
+    # the model's code may print: its stdout becomes stderr, progress keeps the real one
+    PROGRESS_FD = os.dup(1)
+    os.dup2(2, 1)
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # torch's worker pools can hold an orderly exit for minutes; the evidence is on disk

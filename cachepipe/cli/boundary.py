@@ -1,0 +1,91 @@
+"""The one place where an error becomes text and an exit code.
+
+stderr gets `error: …` and `hint: …`; with `--json` stdout gets this object as well:
+
+    {"error": {"exit_code": 12, "hint": "…", "kind": "MissError", "message": "…"}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from cachepipe.errors import CachepipeError, Interrupted, UsageError
+
+SIGPIPE_EXIT = 141
+"""What the shell shows for a process that SIGPIPE ended; never 0, since the verdict may not have been read."""
+
+
+def run(group: click.Group, words: Sequence[str], complete_variable: str, closed_pipe: type[Exception]) -> int:
+    """Returns the exit code of `words`; whatever goes wrong is reported as the module's docstring says."""
+    is_json = _wants_json(words)
+    try:
+        result = group.main(
+            args=list(words), prog_name="cachepipe", complete_var=complete_variable, standalone_mode=False
+        )
+    except closed_pipe:
+        _abandon_stdout()
+        return SIGPIPE_EXIT
+    except (click.Abort, KeyboardInterrupt):
+        return _report(Interrupted("interrupted"), is_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
+    except click.ClickException as error:
+        return _report(_usage_error(error), is_json)
+    except CachepipeError as error:
+        return _report(error, is_json)
+    except Exception as error:  # noqa: BLE001 - the boundary: a bug is one line and exit code 1, not a wall of text
+        return _report(_bug(error), is_json)
+    return result if isinstance(result, int) else 0
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Looks at the words alone: the option must be known even when the command line cannot be parsed."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--json" in own or os.environ.get("CACHEPIPE_JSON", "").lower() in ("1", "true", "yes", "on")
+
+
+def _usage_error(error: click.ClickException) -> UsageError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if isinstance(context, click.Context) else "cachepipe"
+    message = error.format_message().strip().rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=f"see `{path} --help`")
+
+
+def _bug(error: Exception) -> CachepipeError:
+    if os.environ.get("CACHEPIPE_DEBUG") == "1":
+        traceback.print_exception(error)
+    return CachepipeError(
+        f"{type(error).__name__}: {error}".splitlines()[0],
+        hint="this is a bug in cachepipe: run again with CACHEPIPE_DEBUG=1 and report the traceback",
+    )
+
+
+def _report(error: CachepipeError, is_json: bool) -> int:
+    kind = type(error).__name__
+    try:
+        if is_json:
+            body = {"exit_code": error.exit_code, "hint": error.hint, "kind": kind, "message": str(error)}
+            print(json.dumps({"error": body}, ensure_ascii=False, indent=2), flush=True)
+        for line in str(error).splitlines() or [kind]:
+            print(f"error: {line}", file=sys.stderr)
+        print(f"hint: {error.hint}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _abandon_stdout()
+    return error.exit_code
+
+
+def _abandon_stdout() -> None:
+    """Points stdout and stderr at nothing, so that the interpreter's last flush does not complain."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(nothing, stream.fileno())
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,60 @@
+"""Arguments and options that several commands share, each with its environment variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cachepipe.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def option(flag: str, *names: str, **settings: Any) -> Callable[[F], F]:
+    """Returns a click option that can also be given as `CACHEPIPE_<FLAG>`."""
+    variable = "CACHEPIPE_" + flag.lstrip("-").replace("-", "_").upper()
+    return click.option(flag, *names, envvar=variable, show_envvar=True, **settings)
+
+
+manifest_argument = click.argument("manifest", type=FILE, metavar="MANIFEST")
+store_argument = click.argument("store", envvar="CACHEPIPE_STORE", required=False, metavar="[STORE]")
+store_option = option("--store", metavar="URL", help="Store in place of the manifest's: file:///path.")
+default_store = click.option("--store", envvar="CACHEPIPE_STORE", hidden=True)
+"""For commands whose words are told apart by `split_store`."""
+name_option = option("--name", required=True, metavar="NAME", help="Release name.")
+json_option = option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
+
+
+def required_store(store: str | None) -> str:
+    """Returns the store's URL.
+
+    Raises:
+        UsageError: neither the argument nor CACHEPIPE_STORE was given.
+    """
+    if not store:
+        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+    return store
+
+
+def split_store(words: tuple[str, ...], store: str | None, fewest: int, most: int) -> tuple[str, tuple[str, ...]]:
+    """Returns the store's URL and the REFs of `[STORE] REF…`; a store is known by its `:/` or leading slash.
+
+    Raises:
+        UsageError: no store, or another number of REFs.
+    """
+    has_store = bool(words) and (words[0].startswith("/") or ":/" in words[0])
+    refs = words[1:] if has_store else words
+    if not fewest <= len(refs) <= most:
+        wanted = str(most) if fewest == most else f"{fewest} to {most}"
+        raise UsageError(
+            f"{wanted} REF wanted, {len(refs)} given",
+            hint="a REF is `name@channel`, `name@channel:42`, an artifact id or a digest prefix",
+        )
+    return required_store(words[0] if has_store else store), refs

@@ -1,0 +1,66 @@
+"""Looking into a store: `ls`, `show`, `diff`."""
+
+from __future__ import annotations
+
+import click
+
+from cachepipe.adapters.store import open_store
+from cachepipe.cli.options import default_store, json_option, option, required_store, split_store, store_argument
+from cachepipe.cli.output import print_json, print_lines
+from cachepipe.workflows import inspect
+
+REF_HELP = "REF is `name@channel`, `name@channel:42`, an artifact id or a digest prefix of 8 digits or more."
+words_argument = click.argument("words", nargs=-1, metavar="[STORE] REF")
+
+LS_EPILOG = """\b
+Examples:
+  cachepipe ls file:///srv/ml-cache
+  cachepipe ls --name text-encoder --json"""
+
+
+@click.command("ls", epilog=LS_EPILOG)
+@store_argument
+@option("--name", metavar="NAME", help="This release only.")
+@json_option
+def ls_command(store: str | None, name: str | None, is_json: bool) -> None:
+    """Lists releases and channels of STORE with their newest versions and targets."""
+    tree = inspect.ls(open_store(required_store(store)), name)
+    print_json(tree) if is_json else print_lines(inspect.ls_lines(tree))
+
+
+SHOW_EPILOG = f"""\b
+Examples:
+  cachepipe show file:///srv/ml-cache text-encoder@candidate
+  cachepipe show text-encoder@stable:42 --json
+
+{REF_HELP}"""
+
+
+@click.command("show", epilog=SHOW_EPILOG)
+@words_argument
+@default_store
+@json_option
+def show_command(words: tuple[str, ...], store: str | None, is_json: bool) -> None:
+    """Shows sizes, fingerprint, coverage and evidence of the artifacts that REF names."""
+    url, (ref,) = split_store(words, store, 1, 1)
+    tree = inspect.show(open_store(url), ref)
+    print_json(tree) if is_json else print_lines(inspect.show_lines(tree))
+
+
+DIFF_EPILOG = f"""\b
+Examples:
+  cachepipe diff file:///srv/ml-cache text-encoder@stable text-encoder@candidate
+  cachepipe diff text-encoder@stable:41 text-encoder@stable:42 --json
+
+{REF_HELP}"""
+
+
+@click.command("diff", epilog=DIFF_EPILOG)
+@click.argument("words", nargs=-1, metavar="[STORE] REF REF")
+@default_store
+@json_option
+def diff_command(words: tuple[str, ...], store: str | None, is_json: bool) -> None:
+    """Says in words what differs between two artifacts."""
+    url, (left, right) = split_store(words, store, 2, 2)
+    tree = inspect.diff(open_store(url), left, right)
+    print_json(tree) if is_json else print_lines(inspect.diff_lines(tree))

@@ -1,0 +1,177 @@
+"""What a restored release must reach before it may be published, decided from evidence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
+from cachepipe.errors import VerificationError
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """The manifest's `gates`."""
+
+    min_hit_rate: float = 1.0
+    """Hits ÷ lookups over all layers, per entry."""
+    max_tuning_runs: float = 0
+    """Searches and benchmarks, per entry."""
+    max_compiles: float = 0
+    """Triton compiles and C++ builds, per entry."""
+    max_graph_breaks: float = 0
+    """Per entry."""
+    min_speedup: float = 2.0
+    """Σ cold first calls ÷ Σ restored first calls, per entry."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the builder measured for one shape bucket."""
+
+    shape_bucket: Mapping[str, int]
+    graphs: int
+    cold_s: float
+
+
+def judge(
+    limits: GateLimits, spec: EntrySpec, restored: EntryEvidence, references: Sequence[Reference]
+) -> tuple[str, ...]:
+    """Returns every violation of one entry in words, with shape bucket, gate, limit and value; empty: it passes.
+
+    Args:
+        limits: the gates.
+        spec: the entry.
+        restored: evidence of a process that started from the restored artifact.
+        references: the builder's numbers, in the spec's order.
+    """
+    found: list[str] = []
+    covered = {bucket_label(bucket.shape_bucket) for bucket in restored.shape_buckets}
+    for shape_bucket in spec.shape_buckets:
+        if bucket_label(shape_bucket) not in covered:
+            found.append(f"{spec.id} · {bucket_label(shape_bucket)}: was not called")
+    for bucket in restored.shape_buckets:
+        where = f"{spec.id} · {bucket_label(bucket.shape_bucket)}"
+        found += [f"{where}: {problem}" for problem in _bucket_problems(bucket, limits)]
+    found += [f"{spec.id}: {problem}" for problem in _entry_problems(limits, restored)]
+    found += [f"{spec.id}: {problem}" for problem in _graph_problems(spec, restored, references)]
+    found += [f"{spec.id}: {problem}" for problem in _speed_problems(limits, restored, references)]
+    return tuple(found)
+
+
+def _bucket_problems(bucket: BucketEvidence, limits: GateLimits) -> list[str]:
+    found = list(bucket.problems)
+    if bucket.is_close is False:
+        found.append(f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")
+    work = bucket.work
+    if work.benchmarks + work.tuning_runs > limits.max_tuning_runs:
+        found.append(f"{work.benchmarks} benchmarks and {work.tuning_runs} tuning runs")
+    if work.triton_compiles + work.native_builds > limits.max_compiles:
+        found.append(f"{work.triton_compiles} Triton compiles and {work.native_builds} C++ builds")
+    return found
+
+
+def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
+    work = restored.work
+    rows = (
+        ("max_tuning_runs", limits.max_tuning_runs, work.benchmarks + work.tuning_runs),
+        ("max_compiles", limits.max_compiles, work.triton_compiles + work.native_builds),
+        ("max_graph_breaks", limits.max_graph_breaks, graph_breaks(restored)),
+    )
+    found = [f"{gate}: limit {limit:g}, found {value}" for gate, limit, value in rows if value > limit]
+    rate = hit_rate(restored)
+    if rate < limits.min_hit_rate:
+        misses = [f"{miss.layer} {miss.outcome} at {miss.shape_bucket}" for miss in restored.lookups if miss.outcome != "hit"]
+        shown = "; ".join(dict.fromkeys(misses[:8])) or "nothing was looked up"
+        found.append(f"min_hit_rate: limit {limits.min_hit_rate:g}, found {rate:.3f} ({shown})")
+    return found
+
+
+def graph_breaks(evidence: EntryEvidence) -> int:
+    """Returns how many graph breaks a process had."""
+    return max(len(evidence.graph_breaks), sum(bucket.graph_breaks for bucket in evidence.shape_buckets))
+
+
+def _graph_problems(spec: EntrySpec, restored: EntryEvidence, references: Sequence[Reference]) -> list[str]:
+    """Fewer graphs than the builder had means that something ran eager; the order of calls differs, so shape buckets
+    that are traced alike are counted together."""
+    wanted = _graphs_by_trace(spec, {bucket_label(row.shape_bucket): row.graphs for row in references})
+    found = _graphs_by_trace(spec, {bucket_label(row.shape_bucket): row.graphs for row in restored.shape_buckets})
+    return [
+        f"graphs at {where}: built {wanted[where]}, found {found.get(where, 0)}"
+        for where in wanted
+        if wanted[where] != found.get(where, 0)
+    ]
+
+
+def _graphs_by_trace(spec: EntrySpec, graphs: Mapping[str, int]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for shape_bucket in spec.shape_buckets:
+        trace = ",".join(f"{name}={size}" for name, size in traced_bucket(spec, shape_bucket)) or "-"
+        total[trace] = total.get(trace, 0) + graphs.get(bucket_label(shape_bucket), 0)
+    return total
+
+
+def _speed_problems(limits: GateLimits, restored: EntryEvidence, references: Sequence[Reference]) -> list[str]:
+    speedup = speedup_of(references, restored)
+    if speedup >= limits.min_speedup:
+        return []
+    return [f"min_speedup: limit {limits.min_speedup:g}, found {speedup:.2f} (cold ÷ restored, first calls)"]
+
+
+def speedup_of(references: Sequence[Reference], restored: EntryEvidence) -> float:
+    """Returns Σ cold first calls ÷ Σ restored first calls."""
+    cold_s = sum(row.cold_s for row in references)
+    restored_s = sum(bucket.first_call_s for bucket in restored.shape_buckets)
+    return cold_s / restored_s if restored_s > 0 else 0.0
+
+
+def planned_graph_kinds(spec: EntrySpec) -> int:
+    """Returns how many inner and how many outer graph entries an entry leaves at least: one per traced shape bucket."""
+    return len({traced_bucket(spec, shape_bucket) for shape_bucket in spec.shape_buckets})
+
+
+def kind_problems(spec: EntrySpec, kinds: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns which kinds of cache entries are fewer than the plan, in words; a partly warm save would show here."""
+    wanted = planned_graph_kinds(spec)
+    return tuple(
+        f"{wanted} traced shape buckets left {kinds.get(kind, 0)} `{kind}` entries"
+        for kind in ("fxgraph", "aotautograd")
+        if kinds.get(kind, 0) < wanted
+    )
+
+
+def evidence_problems(spec: EntrySpec, evidence: EntryEvidence) -> tuple[tuple[str, str], ...]:
+    """Returns (shape bucket, problem) for everything that makes a tune or settle step unusable."""
+    found = [
+        (bucket_label(bucket.shape_bucket), problem)
+        for bucket in evidence.shape_buckets
+        for problem in bucket.problems
+    ]
+    found += [
+        (bucket_label(bucket.shape_bucket), f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")
+        for bucket in evidence.shape_buckets
+        if bucket.is_close is False
+    ]
+    graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in evidence.shape_buckets}
+    if not sum(graphs.values()):
+        return (("", "no graph was compiled in this process"), *found)
+    missing = [label for label in map(bucket_label, spec.shape_buckets) if label not in graphs]
+    found += [(label, "was not called") for label in missing]
+    empty = [trace for trace, count in _graphs_by_trace(spec, graphs).items() if count == 0]
+    told = {label for label, _ in found}
+    found += [
+        (trace, "no graph was compiled in this shape bucket: its size changes nothing that is compiled")
+        for trace in empty
+        if trace not in told
+    ]
+    return tuple(found)
+
+
+def refuse(violations: Sequence[str]) -> None:
+    """Raises:
+    VerificationError: there are violations.
+    """
+    if violations:
+        raise VerificationError(violations)

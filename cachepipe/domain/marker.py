@@ -1,0 +1,90 @@
+"""The marker: the last file of a restored folder; without a valid one the folder is not used.
+
+`<folder>/.cachepipe/marker.json`, canonical JSON. It holds all that a later start needs when nothing changed, so that
+`already present` reads neither the store nor a statement. Times and inodes are texts: they are beyond 2**53.
+
+    {"bytes":660000,"channel":"stable","cpu_isa":"","expires_at":"2026-12-14T10:00:00Z","files":
+     [["inductor/ab/cab.py",12,"1796000000000000000","4711","<sha256>"],…],"format":1,"has_compiler_stub":false,
+     "host":"<digest>","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","statements":["<sha256>"],"trust":"unsigned",
+     "variables":{"TORCHINDUCTOR_VEC_ISA_OK":"1"}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cachepipe.domain.limits import LIMITS, Limits
+from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
+from cachepipe.errors import IntegrityError
+
+FORMAT = 1
+PATH = ".cachepipe/marker.json"
+STATEMENTS = ".cachepipe/statements"
+BIN = ".cachepipe/bin"
+
+
+class MarkedFile(NamedTuple):
+    """A file as it was when the folder was complete; equal stat means unchanged."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Marker:
+    format: int
+    names: tuple[str, ...]
+    """Releases in the folder, in the order of the command line."""
+    statements: tuple[str, ...]
+    """SHA-256 of each release's statement envelope, in the same order."""
+    root: str
+    """The folder that group files name; elsewhere the folder is not valid."""
+    host: str
+    """Digest of facts that a fingerprint depends on (`host_tag`); if another, fingerprints are compared anew."""
+    channel: str
+    """Empty when a lock file chose the statements."""
+    index_version: int
+    expires_at: str
+    trust: str
+    bytes: int
+    """Compressed bytes that were fetched."""
+    variables: Mapping[str, str]
+    cpu_isa: str
+    """Vector ISA of native code; empty without any."""
+    has_compiler_stub: bool
+    files: tuple[MarkedFile, ...]
+
+
+def marker_bytes(marker: Marker) -> bytes:
+    """Returns the canonical bytes of a marker."""
+    rows = [[f.path, f.size_bytes, str(f.mtime_ns), str(f.inode), f.sha256] for f in marker.files]
+    return canonical_bytes({**to_json(marker), "files": rows})
+
+
+def read_marker(data: bytes, limits: Limits = LIMITS) -> Marker:
+    """Returns the marker in `data`.
+
+    Raises:
+        IntegrityError: not strict, of an unknown format, or a file row of a wrong form.
+    """
+    tree = parse_json(data, "marker", limits.table_raw_bytes)
+    rows = tree.pop("files", None) if isinstance(tree, dict) else None
+    if not isinstance(rows, list) or tree.get("format") != FORMAT:
+        raise IntegrityError("marker", "not a marker of this format", wanted=FORMAT, found=str(tree)[:40])
+    marker = from_json(Marker, {**tree, "files": []}, "marker")
+    return replace(marker, files=tuple(_read_row(row) for row in rows))
+
+
+def _read_row(row: Json) -> MarkedFile:
+    try:
+        path, size_bytes, mtime_ns, inode, sha256 = row
+        if type(path) is str and type(size_bytes) is int and type(sha256) is str:
+            return MarkedFile(path, size_bytes, int(mtime_ns), int(inode), sha256)
+    except (TypeError, ValueError):
+        pass
+    raise IntegrityError("marker", "a file row of a wrong form", wanted="5 fields", found=str(row)[:80])

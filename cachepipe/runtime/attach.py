@@ -1,0 +1,217 @@
+"""The part of cachepipe that lives in the service's process: recorder on, attempt mark, one line when it is quiet.
+
+Attached by the wheel's `.pth` file (`runtime/pth.py`) or by `cachepipe.attach()`. Until `ready()` everything torch
+compiles is recorded; afterwards the recorder is out and only torch's own compile callback is left: a compile from
+then on is *late*, is recorded for its length alone, and is logged with its sizes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cachepipe.domain.evidence import Work
+from cachepipe.importing import when_imported
+from cachepipe.runtime.recorder import Recorder
+
+if TYPE_CHECKING:
+    from cachepipe.runtime.attempts import Attempt
+
+QUIET_S = 60.0
+"""Without a compile for so long a service that never says `ready()` is taken to be warm."""
+
+
+@dataclass
+class LateCompile:
+    """A compile after `ready()`."""
+
+    graph: str
+    sizes: dict[str, Any]
+    """Input → size."""
+    seconds: float
+
+
+@dataclass
+class Attached:
+    """The state of this process; one per process, made by `attach`."""
+
+    recorder: Recorder
+    began: float
+    attempts: list[Attempt] = field(default_factory=list)
+    late: list[LateCompile] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    """Ambient torch settings at the first compile."""
+    is_ready: bool = False
+    last_compile: float = 0.0
+    compiles_open: int = 0
+    compiles_ended: int = 0
+    ready_s: float = 0.0
+
+
+_state: Attached | None = None
+_lock = threading.RLock()
+
+
+def state() -> Attached | None:
+    """Returns what is attached to this process, if anything."""
+    return _state
+
+
+def attach() -> Attached:
+    """Attaches to this process, once; never raises because of the cache or torch's version."""
+    global _state
+    with _lock:
+        if _state is not None:
+            return _state
+        _state = Attached(Recorder(), time.monotonic(), last_compile=time.monotonic())
+    _state.recorder.start()
+    _begin_attempts(_state)
+    when_imported("torch._dynamo.callback", _watch_compiles)
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_start_timer)
+    _start_timer()
+    return _state
+
+
+def finish(how: str) -> None:
+    """Ends the recording: marks the attempt as finished, takes the recorder out, prints the one line; once."""
+    attached = _state
+    if attached is None:
+        return
+    with _lock:
+        if attached.is_ready:
+            return
+        attached.is_ready = True
+        attached.ready_s = time.monotonic() - attached.began
+    attached.recorder.stop()
+    for attempt in attached.attempts:
+        attempt.finish()
+    say("ready", how=how, **summary(attached))
+
+
+def summary(attached: Attached) -> dict[str, Any]:
+    """Returns the numbers of the ready line."""
+    recorder, work = attached.recorder, attached.recorder.work()
+    return {
+        "start": os.environ.get("CACHEPIPE_START_ID", "-"),
+        "digest": os.environ.get("CACHEPIPE_RESTORED", "-")[:12] or "-",
+        "graphs": sum(len(log.graphs) for log in recorder.logs.values()),
+        "hits": recorder.count("hit"),
+        "misses": recorder.count("miss"),
+        "bypasses": recorder.count("bypass"),
+        "graph_breaks": sum(len(log.graph_breaks) for log in recorder.logs.values()),
+        **{
+            name: getattr(work, name)
+            for name in Work.__dataclass_fields__
+            if name not in ("new_files", "isa_probes", "compiler_queries")
+        },
+        "late": len(attached.late),
+        "seconds": round(attached.ready_s, 2),
+    }
+
+
+def say(event: str, **facts: Any) -> None:
+    """Prints one logfmt line on stderr; a closed stderr must not hurt the service."""
+    words = " ".join(f"{name}={_quote(str(value))}" for name, value in facts.items())
+    try:
+        sys.stderr.write(f"cachepipe {event} {words}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _quote(value: str) -> str:
+    if value and not any(character in value for character in ' "=\n\r\t\\'):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r") + '"'
+
+
+def _begin_attempts(attached: Attached) -> None:
+    """Marks each restored digest as under trial; a full or unwritable disk only costs the quarantine."""
+    folder, start = os.environ.get("CACHEPIPE_STATE_DIR"), os.environ.get("CACHEPIPE_START_ID")
+    digests = [digest for digest in os.environ.get("CACHEPIPE_RESTORED", "").split(",") if digest]
+    if not folder or not start:
+        return
+    from cachepipe.runtime.attempts import begin
+
+    for digest in digests:
+        try:
+            attached.attempts.append(begin(folder, digest, f"{start}.{os.getpid()}"))
+        except OSError as error:
+            say("attach", problem=f"no quarantine: {error}")
+
+
+def _watch_compiles(module: ModuleType) -> None:
+    handler = module.callback_handler
+    handler.register_start_callback(_on_compile_start)
+    handler.register_end_callback(_on_compile_end)
+
+
+def _on_compile_start(args: Any) -> None:
+    attached = _state
+    if attached is None:
+        return
+    attached.last_compile = time.monotonic()
+    attached.compiles_open += 1
+    if not attached.settings:
+        from cachepipe.adapters.torch_settings import ambient_settings
+
+        attached.settings = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
+    if attached.is_ready:
+        attached.recorder.start()
+
+
+def _on_compile_end(args: Any) -> None:
+    attached = _state
+    if attached is None:
+        return
+    begin, attached.last_compile = attached.last_compile, time.monotonic()
+    attached.compiles_open -= 1
+    attached.compiles_ended += 1
+    if not attached.is_ready:
+        return
+    attached.recorder.stop()
+    log = attached.recorder.logs.get("-")
+    late = LateCompile(str(args.compile_id), dict(log.sizes) if log else {}, time.monotonic() - begin)
+    if len(attached.late) < 1000:
+        attached.late.append(late)
+    sizes = " ".join(f"{name}:{'x'.join(map(str, size))}" for name, size in late.sizes.items())
+    say(
+        "late_compile",
+        start=os.environ.get("CACHEPIPE_START_ID", "-"),
+        graph=late.graph,
+        inputs=sizes,
+        seconds=round(late.seconds, 2),
+    )
+
+
+def _start_timer() -> None:
+    threading.Thread(target=_wait_until_quiet, name="cachepipe-quiet", daemon=True).start()
+
+
+def _wait_until_quiet() -> None:
+    while (attached := _state) is not None and not attached.is_ready:
+        left = attached.last_compile + QUIET_S - time.monotonic()
+        if left <= 0 and attached.compiles_open <= 0 and attached.compiles_ended:
+            finish("quiet")
+            return
+        time.sleep(max(1.0, left))
+
+
+def _at_exit() -> None:
+    """An orderly exit ends the trial, unless the process failed before one compiled graph was through."""
+    attached = _state
+    if attached is None or attached.is_ready:
+        return
+    has_failed = getattr(sys, "last_type", None) is not None
+    if has_failed or not attached.compiles_ended:
+        attached.recorder.stop()
+        say("exit", **summary(attached))
+        return
+    finish("exit")

@@ -1,0 +1,141 @@
+"""How an entry's model is prepared, compiled and called: the one way of builder, prover, verifier and service."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cachepipe.domain.entry import EntrySpec, traced_bucket
+from cachepipe.runtime.inputs import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_model(spec: EntrySpec, seed: int = 0) -> Any:
+    """Returns what the entry's factory gives, its weights drawn from `seed`."""
+    import torch
+
+    torch.manual_seed(seed)
+    return resolve(spec.factory)(**spec.args)
+
+
+def prepare(spec: EntrySpec, model: Any) -> Any:
+    """Returns the model on its device, in its dtype, mode and memory format; an nn.Module is changed in place.
+
+    All of it is part of torch's keys or of the graph; a callable that is no nn.Module is returned as it is.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return model
+    model = model.to(device=spec.device, dtype=getattr(torch, spec.dtype))
+    if spec.memory_format == "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+    model.train(not spec.eval)
+    return model.requires_grad_(spec.requires_grad or spec.train)
+
+
+def compile_model(spec: EntrySpec, model: Any) -> Callable[..., Any]:
+    """Returns torch.compile of a prepared model with the entry's mode, options, dynamic and fullgraph.
+
+    The recompile limit is raised to the number of differently traced shape buckets.
+    """
+    import torch
+
+    from cachepipe.adapters.torch_settings import mode_options, raise_recompile_limit
+
+    raise_recompile_limit(len({traced_bucket(spec, bucket) for bucket in spec.shape_buckets}))
+    settings: dict[str, Any] = {"fullgraph": spec.fullgraph, "dynamic": spec.dynamic}
+    if spec.options:
+        settings["options"] = mode_options(spec.mode, spec.options)
+    else:
+        settings["mode"] = spec.mode
+    # with explicit dynamic dimensions the others must stay static: None, not False, leaves room for the marks
+    if spec.dynamic_dims and not spec.dynamic:
+        settings["dynamic"] = None
+    compiled: Callable[..., Any] = torch.compile(called(spec, model), **settings)
+    return compiled
+
+
+def called(spec: EntrySpec, model: Any) -> Any:
+    """Returns the callable of a model that the entry names: the module itself, or one of its methods."""
+    return model if spec.method == "forward" else getattr(model, spec.method)
+
+
+@contextmanager
+def calling_context(spec: EntrySpec) -> Iterator[None]:
+    """Sets grad mode, autocast, matmul precision and determinism as the builder had them; restores them at the end."""
+    import torch
+
+    context = spec.context
+    precision = torch.get_float32_matmul_precision()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
+    with ExitStack() as stack:
+        torch.set_float32_matmul_precision(context.matmul_precision)
+        stack.callback(torch.set_float32_matmul_precision, precision)
+        # the call imports the whole of torch._inductor: 1 s that an eager process does not owe
+        if context.deterministic != is_deterministic:
+            torch.use_deterministic_algorithms(context.deterministic)
+            stack.callback(torch.use_deterministic_algorithms, is_deterministic)
+        stack.enter_context(grad_modes[context.grad]())
+        if context.autocast is not None:
+            stack.enter_context(torch.autocast(spec.device, dtype=getattr(torch, context.autocast)))
+        yield
+
+
+def call(spec: EntrySpec, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the outputs of one call; for a training entry the loss was computed and propagated backward."""
+    outputs = function(*args, **kwargs)
+    if spec.train:
+        loss(spec, outputs).backward()  # type: ignore[no-untyped-call]
+    synchronise(spec)
+    return outputs
+
+
+def synchronise(spec: EntrySpec) -> None:
+    """Waits for the device, so that a wall time covers the work."""
+    if spec.device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def loss(spec: EntrySpec, outputs: Any) -> torch.Tensor:
+    """Returns the scalar that a training entry propagates: the manifest's loss, or the sum of floating outputs."""
+    if spec.loss is not None:
+        value: torch.Tensor = resolve(spec.loss)(outputs)
+        return value
+    parts = [tensor.float().sum() for tensor in flatten(outputs) if tensor.is_floating_point()]
+    return sum(parts[1:], parts[0])
+
+
+def gradients(model: Any) -> list[torch.Tensor]:
+    """Returns the gradients of a module's parameters in order, and clears them."""
+    import torch
+
+    found = []
+    if isinstance(model, torch.nn.Module):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                found.append(parameter.grad.detach().clone())
+                parameter.grad = None
+    return found
+
+
+def flatten(outputs: Any) -> list[torch.Tensor]:
+    """Returns the tensors of nested outputs (tensors, lists, tuples, mappings, dataclasses) in a fixed order."""
+    import torch
+
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    if isinstance(outputs, Mapping):
+        return [tensor for value in outputs.values() for tensor in flatten(value)]
+    if isinstance(outputs, (list, tuple)):
+        return [tensor for value in outputs for tensor in flatten(value)]
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        return [tensor for field in dataclasses.fields(outputs) for tensor in flatten(getattr(outputs, field.name))]
+    return []

@@ -1,0 +1,336 @@
+"""Builds a release: from a manifest to an artifact that is proved and published. One artifact per target.
+
+1 plan      expand the manifest, hold the folder at which services restore, find what is carried over
+2 tune      (entry_steps) compile and call every shape bucket
+3 settle    (entry_steps) compile again from tuning records until nothing is tuned; drop what a start does not open
+4 merge     (assemble) the trees of all entries become one
+5 pack      (assemble) deterministic packs, file table, explain data, draft of the statement, staged in the work directory
+6 prove     (prove) fresh process, no compiler on PATH, restored by the code that services use
+7 gate      refuse unless the evidence passes the manifest's gates
+8 publish   pin → packs → statement → index version of the channel → unpin
+
+Finished steps stay in the work directory; a second run re-does only what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from cachepipe.adapters.machine import builder_fingerprint
+from cachepipe.adapters.manifest_file import load_manifest
+from cachepipe.adapters.progress import Progress
+from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root, write_evidence, write_json, write_whole
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.fingerprint import Fingerprint
+from cachepipe.domain.gates import GateLimits, judge, refuse, speedup_of
+from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
+from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.record import Json, to_json
+from cachepipe.domain.statement import Statement
+from cachepipe.errors import UsageError
+from cachepipe.workflows.assemble import (
+    Piece,
+    check_size,
+    draft_statement,
+    new_piece,
+    pack,
+    proved,
+    provenance,
+    references,
+)
+from cachepipe.workflows.carry import Earlier, carried_piece, earlier_artifact
+from cachepipe.workflows.entry_steps import build_entry
+from cachepipe.workflows.fetch import read_file_table
+from cachepipe.workflows.jobs import Shop
+from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
+from cachepipe.workflows.prove import RestoreSource, prove_entry
+from cachepipe.workflows.publish import PackedArtifact, publish
+from cachepipe.workflows.targets import matching_devices
+
+STAGING = "staging"
+WORK_FOLDER = ".cachepipe"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """The options of `cachepipe build`."""
+
+    manifest: Path
+    store: str | None = None
+    """None: the manifest's."""
+    work: Path | None = None
+    """None: `.cachepipe/<release>` beside the manifest."""
+    cache_root: str | None = None
+    only: tuple[str, ...] = ()
+    """`MODEL` or `MODEL:MODE`."""
+    publishes: bool = True
+    is_fresh: bool = False
+    report: Path | None = None
+    """Folder that gets the evidence files."""
+
+
+@dataclass(frozen=True)
+class BuiltEntry:
+    entry: str
+    is_carried: bool
+    shape_buckets: int
+    speedup: float
+    """Σ cold ÷ Σ restored first calls."""
+    max_abs_diff: float
+
+
+@dataclass(frozen=True)
+class BuildSummary:
+    """What one target's build gave."""
+
+    release: str
+    device: str
+    artifact: str
+    statement: str
+    """Digest of the published statement; empty when nothing was published."""
+    channel: str
+    is_unchanged: bool
+    files: int
+    unpacked_bytes: int
+    packed_bytes: int
+    tuned_bytes: int
+    entries: tuple[BuiltEntry, ...]
+    stage: str
+    """Folder of the staged store."""
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What every step of one target's build needs."""
+
+    request: BuildRequest
+    manifest: Manifest
+    plan: Plan
+    shop: Shop
+    store: Store | None
+    now: datetime
+    fingerprint: Fingerprint
+
+
+def build(request: BuildRequest, progress: Progress, now: datetime) -> tuple[BuildSummary, ...]:
+    """Returns one summary per target that this machine matches, after each was proved, gated and published.
+
+    Args:
+        request: the options.
+        progress: talk.
+        now: time of the statement and of the index version.
+
+    Raises:
+        ManifestError, UsageError: the manifest or the options have problems.
+        UnsafePathError: the folder at which services restore cannot be held.
+        BuildError: a step failed; entry, shape bucket and step are named.
+        VerificationError: a gate refused; nothing was published.
+        StoreError, ConflictError, IntegrityError, TrustError, NoRoomError: publishing failed.
+        Interrupted: SIGINT or SIGTERM; finished steps are kept.
+    """
+    manifest = load_manifest(request.manifest)
+    if request.cache_root is not None:
+        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": request.cache_root})
+    url = request.store or manifest.store
+    if url is None and request.publishes:
+        raise UsageError(
+            "no store is named", hint="give `--store`, set `store` in the manifest, or build with `--no-publish`"
+        )
+    store = open_store(url) if url is not None else None
+    summaries = []
+    for device in matching_devices(manifest, progress.say):
+        plan = plan_release(manifest, request.manifest, device)
+        summaries.append(_build_target(request, manifest, plan, store, (progress, now)))
+    return tuple(summaries)
+
+
+def _build_target(
+    request: BuildRequest, manifest: Manifest, plan: Plan, store: Store | None, talk: tuple[Progress, datetime]
+) -> BuildSummary:
+    # 1
+    progress, now = talk
+    chosen = chosen_entries(plan, request.only)
+    # Only CPU artifacts hold native objects as a rule; a GPU builder needs no host compiler to be matched.
+    kinds = (True, False) if plan.device == "cpu" else (False,)
+    fingerprints = tuple(builder_fingerprint(plan.device, has_native_code) for has_native_code in kinds)
+    earlier = None
+    if store is not None and not request.is_fresh:
+        earlier = earlier_artifact(store, plan, manifest.channel, fingerprints, now)
+    if earlier is not None and not request.only and earlier.is_the_same_release(plan):
+        progress.say(f"unchanged: {earlier.artifact.statement.artifact} is already in {manifest.channel}")
+        return _unchanged(earlier, manifest.channel)
+    work = WorkDir(request.work or request.manifest.absolute().parent / WORK_FOLDER / plan.name)
+
+    def on_wait() -> None:
+        progress.say(f"waiting: another build holds {plan.root}")
+
+    with build_root(Path(plan.root), on_wait) as root:
+        shop = Shop(work, root, plan.python_path, progress)
+        run = _Build(request, manifest, plan, shop, store, now, fingerprints[0])
+        # 2, 3
+        pieces = _pieces(run, earlier, chosen)
+        # 4, 5
+        statement, source = _stage(run, pieces)
+        # 6
+        pieces = _prove(run, pieces, source)
+    # 7
+    limits = _gate(run, pieces)
+    statement = replace(statement, entries=tuple(piece.record for piece in pieces), gates=limits)
+    check_size(statement)
+    # 8
+    return _publish(run, pieces, statement)
+
+
+def chosen_entries(plan: Plan, only: Sequence[str]) -> frozenset[str]:
+    """Returns the ids of the entries to build: all, or those of `MODEL` or `MODEL:MODE`.
+
+    Raises:
+        UsageError: a choice that names no entry.
+    """
+    if not only:
+        return frozenset(planned.spec.id for planned in plan.entries)
+    found: set[str] = set()
+    for choice in only:
+        model, _, mode = choice.partition(":")
+        ids = {p.spec.id for p in plan.entries if p.spec.model == model and mode in ("", p.spec.mode)}
+        if not ids:
+            known = ", ".join(sorted({f"{planned.spec.model}:{planned.spec.mode}" for planned in plan.entries}))
+            raise UsageError(f"`--only {choice}` names no entry", hint=f"known: {known}")
+        found |= ids
+    return frozenset(found)
+
+
+def _pieces(run: _Build, earlier: Earlier | None, chosen: frozenset[str]) -> list[Piece]:
+    """Steps 2 and 3: every entry, carried over or built; with `--only` the others are carried over or left out."""
+    say, pieces = run.shop.progress.say, []
+    table = None
+    for planned in run.plan.entries:
+        spec = planned.spec
+        entry = _entry_dir(run, planned, is_fresh=run.request.is_fresh and spec.id in chosen)
+        is_held = earlier is not None and planned.key in earlier.numbers
+        if is_held and earlier is not None and run.store is not None:
+            table = table or read_file_table(run.store, earlier.artifact.statement)
+            pieces.append(carried_piece(run.store, earlier, planned, entry, table))
+            say(f"carried over: {spec.id}: unchanged since {earlier.artifact.statement.artifact}")
+        elif spec.id in chosen:
+            done = build_entry(run.shop, spec, entry, run.manifest.gates.max_graph_breaks)
+            _report(run, [done.tune, *([done.settle] if done.settle else []), done.trim, done.eager])
+            pieces.append(new_piece(planned, entry, done))
+        else:
+            say(f"warning: left out: {spec.id}: not chosen by `--only`, and the channel holds no unchanged one")
+    return pieces
+
+
+def _entry_dir(run: _Build, planned: PlannedEntry, is_fresh: bool) -> EntryDir:
+    return run.shop.work.entry(Binding(planned.key, run.fingerprint.digest, run.plan.root), is_fresh)
+
+
+def _stage(run: _Build, pieces: Sequence[Piece]) -> tuple[Statement, RestoreSource]:
+    """Steps 4 and 5: packs in a store of the work directory, with a lock file, as a service would find them."""
+    work, plan = run.shop.work, run.plan
+    blobs = work.empty("blobs")
+    packed, explain = pack(plan, pieces, work.empty("merged"), blobs)
+    if packed.notes:
+        run.shop.progress.say(f"note: {len(packed.notes)} files name {plan.root}: services should restore there")
+    statement = draft_statement(plan, pieces, packed, explain, run.now, provenance(run.request.manifest))
+    check_size(statement)
+    url = f"file://{work.empty('stage')}"
+    row = publish(open_store(url), plan.name, STAGING, PackedArtifact(statement, blobs), run.now)
+    lock = work.path / "stage.lock"
+    write_whole(lock, lock_bytes(Lock(FORMAT, plan.name, STAGING, 1, (row,))))
+    return statement, RestoreSource(url, plan.name, ("--lock", str(lock)))
+
+
+def _prove(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -> list[Piece]:
+    """Step 6."""
+    search_path = run.shop.work.path_without_compilers(os.environ.get("PATH", os.defpath))
+    found = []
+    for piece in pieces:
+        evidence = prove_entry(run.shop, piece.planned.spec, piece.entry, source, "prove", search_path=search_path)
+        _report(run, [evidence])
+        found.append(proved(piece, evidence))
+    return found
+
+
+def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
+    """Step 7: returns the limits that were passed."""
+    limits = GateLimits(**run.manifest.gates.model_dump())
+    violations = [
+        violation
+        for piece in pieces
+        for violation in judge(limits, piece.planned.spec, piece.evidences[-1], references(piece.record))
+    ]
+    refuse(violations)
+    return {name: float(value) for name, value in asdict(limits).items()}
+
+
+def _publish(run: _Build, pieces: Sequence[Piece], statement: Statement) -> BuildSummary:
+    """Step 8; with `--no-publish` the staged store stays, holding the final statement."""
+    work, plan = run.shop.work, run.plan
+    packed = PackedArtifact(statement, work.path / "blobs")
+    if run.request.publishes and run.store is not None:
+        digest = publish(run.store, plan.name, run.manifest.channel, packed, run.now).statement
+        channel = run.manifest.channel
+        for name in ("stage", "blobs", "merged"):
+            shutil.rmtree(work.path / name, ignore_errors=True)
+        run.shop.progress.say(f"published: {statement.artifact} in {channel} of {run.store.url}")
+    else:
+        publish(open_store(f"file://{work.empty('stage')}"), plan.name, STAGING, packed, run.now)
+        digest, channel = "", STAGING
+        run.shop.progress.say(f"staged, not published: {work.path / 'stage'}")
+    summary = _summary(statement, digest, channel)
+    summary = replace(
+        summary, entries=tuple(map(_built_entry, pieces)), stage="" if digest else str(work.path / "stage")
+    )
+    if run.request.report is not None:
+        write_json(run.request.report / f"build.{plan.device}.json", {"build": to_json(summary)})
+    return summary
+
+
+def _summary(statement: Statement, digest: str, channel: str) -> BuildSummary:
+    return BuildSummary(
+        release=statement.release,
+        device=statement.device,
+        artifact=statement.artifact,
+        statement=digest,
+        channel=channel,
+        is_unchanged=False,
+        files=statement.files,
+        unpacked_bytes=statement.unpacked_bytes,
+        packed_bytes=sum(blob.size_bytes for blob in statement.packs) + statement.table.size_bytes,
+        tuned_bytes=statement.tuned_bytes,
+        entries=(),
+        stage="",
+    )
+
+
+def _unchanged(earlier: Earlier, channel: str) -> BuildSummary:
+    return replace(_summary(earlier.artifact.statement, earlier.artifact.digest, channel), is_unchanged=True)
+
+
+def _built_entry(piece: Piece) -> BuiltEntry:
+    evidence = piece.evidences[-1]
+    return BuiltEntry(
+        entry=piece.planned.spec.id,
+        is_carried=piece.is_carried,
+        shape_buckets=len(piece.record.shape_buckets),
+        speedup=round(speedup_of(references(piece.record), evidence), 2),
+        max_abs_diff=max((bucket.max_abs_diff or 0.0 for bucket in evidence.shape_buckets), default=0.0),
+    )
+
+
+def _report(run: _Build, evidences: Sequence[EntryEvidence]) -> None:
+    if run.request.report is not None:
+        for evidence in evidences:
+            write_evidence(run.request.report, evidence)
+
+
+def summary_json(summaries: Sequence[BuildSummary]) -> Json:
+    """Returns the document of `build --json`."""
+    return {"builds": [to_json(summary) for summary in summaries]}

@@ -1,0 +1,233 @@
+"""Steps 2 and 3 of a build, for one entry: from an empty folder to a tree that holds winners only.
+
+1 tune    empty folder: compile and call every shape bucket
+2 settle  only if something was tuned: empty folder seeded with the tuning records, compile again; repeat until quiet
+3 trim    a fresh process uses the settled tree; what it does not open is dropped
+4 eager   the same calls without torch.compile, for comparison
+
+Every step is a process of its own, at the very path at which services restore. A finished step is not done again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree
+from cachepipe.adapters.openwatch import OpenWatch
+from cachepipe.adapters.workdir import EntryDir
+from cachepipe.domain.entry import EntrySpec, bucket_label
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.gates import evidence_problems, graph_breaks, kind_problems
+from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.domain.variables import cache_variables
+from cachepipe.errors import BuildError, VerificationError
+from cachepipe.workflows.jobs import Shop, run_job, worker_count
+
+MAX_ROUNDS = 3
+NO_GRAPH_HINT = "look whether the model is called through torch.compile at all: `fullgraph`, decorators, its fast path"
+
+
+@dataclass(frozen=True)
+class TreeFacts:
+    """What is known of the trees when the steps are finished; written last."""
+
+    tuned_bytes: int
+    """Raw bytes of the tune step's tree."""
+    settled_bytes: int
+    """Raw bytes after the last round, before trim."""
+    settle_rounds: int
+    dropped_files: int
+    """Files that trim dropped."""
+    watched: bool
+    """False: this system cannot tell which files are opened, so all were kept."""
+
+
+@dataclass(frozen=True)
+class EntryWork:
+    """The finished steps of one entry."""
+
+    tree: Path
+    kinds: dict[str, int]
+    facts: TreeFacts
+    tune: EntryEvidence
+    settle: EntryEvidence | None
+    """The last round; None when nothing had to settle."""
+    trim: EntryEvidence
+    eager: EntryEvidence
+
+
+def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: float) -> EntryWork:
+    """Returns a tree in which nothing is left to tune, trimmed to what a start opens, with the evidence of each step.
+
+    Args:
+        shop: where.
+        spec: the entry.
+        entry: its folder; finished steps in it are used.
+        max_graph_breaks: the gate, judged right after tuning since nothing later can mend it.
+
+    Raises:
+        BuildError: a step failed; entry, shape bucket and step are named.
+        VerificationError: more graph breaks than the gate allows.
+        Interrupted: SIGINT or SIGTERM; finished steps are kept.
+    """
+    # 1
+    tune = _tune(shop, spec, entry)
+    _check_breaks(spec, tune, max_graph_breaks)
+    # 2
+    settle, rounds = None, 0
+    facts = _read_facts(entry)
+    if facts is None:
+        settle, rounds = _settle(shop, spec, entry, tune)
+    elif facts.settle_rounds:
+        settle = entry.evidence(f"settle-{facts.settle_rounds}")
+    # 3
+    if facts is None:
+        facts = _trim(shop, spec, entry, rounds)
+    trim, eager = entry.evidence("trim"), entry.evidence("eager")
+    assert trim is not None
+    kinds = _kinds(entry.tree("trim"))
+    problems = kind_problems(spec, kinds)
+    if problems:
+        raise BuildError(spec.id, "trim", "; ".join(problems), hint="build it again with `--fresh`")
+    # 4
+    if eager is None:
+        eager = _eager(shop, spec, entry)
+    return EntryWork(entry.tree("trim"), kinds, facts, tune, settle, trim, eager)
+
+
+def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
+    done = entry.evidence("tune")
+    if done is not None:
+        return done
+    shop.root.clear()
+    job = shop.job("tune", spec, entry.pending("tune"))
+    evidence = run_job(shop, job, "tune", entry, shop.environment(worker_count(), cache_variables(job.root)))
+    _check(spec, "tune", evidence)
+    return entry.finish("tune", shop.root)
+
+
+def _settle(shop: Shop, spec: EntrySpec, entry: EntryDir, tune: EntryEvidence) -> tuple[EntryEvidence | None, int]:
+    """Returns the round in which nothing was tuned, and its number; (None, 0) if tune itself tuned nothing."""
+    evidence: EntryEvidence | None = None
+    last, number = tune, 0
+    while last.work.benchmarks + last.work.tuning_runs > 0:
+        if number == MAX_ROUNDS:
+            kernels = ", ".join(dict.fromkeys(last.tuned_kernels)) or "not named by torch"
+            raise BuildError(
+                spec.id,
+                f"settle-{number}",
+                f"still tuning after {number} rounds: {last.work.benchmarks} benchmarks, kernels: {kernels}",
+                hint="their choice differs from run to run: pin it by `options`, or use another mode for this model",
+            )
+        previous, number = f"settle-{number}" if number else "tune", number + 1
+        evidence = last = _settle_round(shop, spec, entry, previous, f"settle-{number}")
+    return evidence, number
+
+
+def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, name: str) -> EntryEvidence:
+    done = entry.evidence(name)
+    if done is not None:
+        return done
+    # Native objects are keyed by source and command: the same ones only save the compiler's time.
+    kept = ("tuning", "native") if spec.device == "cpu" else ("tuning",)
+    shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
+    job = shop.job("settle", spec, entry.pending(name))
+    # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
+    evidence = run_job(shop, job, name, entry, shop.environment(1, cache_variables(job.root)))
+    _check(spec, name, evidence)
+    return entry.finish(name, shop.root)
+
+
+def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFacts:
+    source = entry.tree(f"settle-{rounds}" if rounds else "tune")
+    shop.root.fill(source)
+    job = replace(
+        shop.job("trim", spec, entry.pending("trim")), calls_per_bucket=1, compare_with_eager=True, record_components=True
+    )
+    with OpenWatch(shop.root.path) as watch:
+        evidence = run_job(shop, job, "trim", entry, shop.environment(1, cache_variables(job.root)))
+    _check(spec, "trim", evidence)
+    opened = watch.opened()
+    files = [file.path for file in list_tree(shop.root.path)]
+    kept = files if opened is None else used_files(files, opened)
+    for path in set(files) - set(kept):
+        (shop.root.path / path).unlink()
+    facts = TreeFacts(
+        tuned_bytes=_size(entry.tree("tune")),
+        settled_bytes=_size(source),
+        settle_rounds=rounds,
+        dropped_files=len(files) - len(kept),
+        watched=opened is not None,
+    )
+    entry.finish("trim", shop.root)
+    entry.write("facts", record_bytes(facts))
+    for step in ("tune", *(f"settle-{number}" for number in range(1, rounds + 1))):
+        entry.drop_tree(step)
+    return facts
+
+
+def used_files(files: Collection[str], opened: Collection[str]) -> list[str]:
+    """Returns the files that were opened, and those beside one that share its stem.
+
+    Why the stem: a kernel's `.json`, `.cubin` and `.source` belong together, though a start may read two of them only.
+    """
+    stems = {_stem(path) for path in opened}
+    return [path for path in files if path in opened or _stem(path) in stems]
+
+
+def _stem(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
+
+
+def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
+    shop.root.clear()
+    job = shop.job("eager", spec, entry.pending("eager"))
+    run_job(shop, job, "eager", entry, shop.environment(1, cache_variables(job.root)))
+    return entry.finish("eager")
+
+
+def _read_facts(entry: EntryDir) -> TreeFacts | None:
+    data = entry.read("facts")
+    return None if data is None else read_record(TreeFacts, data, str(entry.path), LIMITS.small_file_bytes)
+
+
+def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:
+    problems = evidence_problems(spec, evidence)
+    if problems:
+        shape_bucket, reason = problems[0]
+        others = "".join(f"; {label}: {text}" for label, text in problems[1:8])
+        raise BuildError(spec.id, step, f"{reason}{others}", shape_bucket=shape_bucket, hint=_hint(reason))
+
+
+def _hint(reason: str) -> str | None:
+    if "no graph" in reason:
+        return NO_GRAPH_HINT
+    if "outputs differ" in reason:
+        return "raise `tolerance` if the difference is rounding; otherwise torch compiles this model wrongly here"
+    return None
+
+
+def _check_breaks(spec: EntrySpec, tune: EntryEvidence, limit: float) -> None:
+    if graph_breaks(tune) <= limit:
+        return
+    places = [
+        f"{spec.id} · {bucket_label(bucket.shape_bucket)}: {bucket.graph_breaks} graph breaks"
+        for bucket in tune.shape_buckets
+        if bucket.graph_breaks
+    ]
+    reasons = [f"{spec.id}: graph break: {reason}" for reason in dict.fromkeys(tune.graph_breaks)]
+    raise VerificationError([f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons])
+
+
+def _kinds(tree: Path) -> dict[str, int]:
+    found = Counter(kind_of(file.path) for file in list_tree(tree))
+    return {kind: found.get(kind, 0) for kind in KINDS}
+
+
+def _size(tree: Path) -> int:
+    return sum(file.size_bytes for file in list_tree(tree))

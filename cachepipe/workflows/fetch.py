@@ -1,0 +1,324 @@
+"""Reading what is published, in the order opposite to writing: hint → index → probes → statement → table.
+
+Nothing is parsed before the envelope was read strictly and, where a digest is known, compared with it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cachepipe.adapters.store import Store
+from cachepipe.domain import trust
+from cachepipe.domain.artifact import FileTable, read_table
+from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, parse_timestamp, read_index
+from cachepipe.domain.layout import (
+    FORMAT_BYTES,
+    FORMAT_KEY,
+    check_name,
+    hint_key,
+    index_key,
+    pack_key,
+    statement_key,
+)
+from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.record import parse_json, sha256
+from cachepipe.domain.statement import Statement, read_statement
+from cachepipe.domain.ulid import is_ulid
+from cachepipe.errors import IntegrityError, MissError, StoreError, TrustError, UsageError
+
+TOLERANCE = timedelta(seconds=300)
+"""How far clocks of publisher and service may differ before an expiry counts."""
+
+_REF = re.compile(r"([a-z0-9._-]+)@([a-z0-9._-]+)(?::([0-9]{1,10}))?", re.ASCII)
+_DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The newest index of a channel."""
+
+    index: Index
+    version: int
+    hint: int | None
+    """What the hint said; None: absent or not a number."""
+    status: str
+    """As `trust.Verified.status`."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    statement: Statement
+    payload: bytes
+    """The in-toto payload, as the envelope carried it."""
+    envelope: bytes
+    digest: str
+    """SHA-256 of the envelope: the artifact's identity in rows and lock files."""
+    status: str
+
+
+def row_of(statement: Statement, envelope: bytes) -> IndexRow:
+    """Returns the row that names a statement: the one function that makes it, for publisher and reader alike."""
+    return IndexRow(
+        artifact=statement.artifact,
+        statement=sha256(envelope),
+        size_bytes=len(envelope),
+        packs_bytes=sum(blob.size_bytes for blob in statement.packs) + statement.table.size_bytes,
+        device=statement.device,
+        fingerprint=statement.fingerprint,
+        created_at=statement.created_at,
+    )
+
+
+def check_format(store: Store) -> bool:
+    """Returns whether the store has a format that this release reads; False: nothing was published yet.
+
+    Raises:
+        StoreError: a format or features of another release.
+    """
+    data = store.get(FORMAT_KEY, LIMITS.small_file_bytes)
+    if data is None or data == FORMAT_BYTES:
+        return data is not None
+    tree = parse_json(data, FORMAT_KEY, LIMITS.small_file_bytes)
+    found = tree if isinstance(tree, dict) else {}
+    raise StoreError(
+        f"the store has format {found.get('format')!r} with features {found.get('features')!r}, "
+        f"this release reads format 1 without features: {store.url}",
+        hint="upgrade cachepipe, or use another store",
+    )
+
+
+def read_channel(store: Store, name: str, channel: str, now: datetime) -> Channel:
+    """Returns the newest index of a channel, whatever its hint says, in at most `LIMITS.probes` probes.
+
+    Raises:
+        MissError: nothing is published there.
+        TrustError: the newest index has expired.
+        IntegrityError, StoreError, UsageError: as `read_index_version`.
+    """
+    found = newest(store, name, channel)
+    if found is None:
+        raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
+    _check_expiry(found.index, now)
+    return found
+
+
+def newest(store: Store, name: str, channel: str) -> Channel | None:
+    """Returns the newest index of a channel without judging its age (publishers renew expired ones); None: none yet.
+
+    Versions are contiguous, so the probes above the hint double their distance and then close in: one probe when the hint
+    is right, and a hint that lies in any direction costs time, never an older version.
+    """
+    check_name(name, "the release name")
+    check_name(channel, "the channel")
+    check_format(store)
+    hint = _read_hint(store, name, channel)
+    seen: dict[int, Channel | None] = {}
+
+    def probe(version: int) -> Channel | None:
+        if version not in seen:
+            if len(seen) > LIMITS.probes:
+                raise IntegrityError(f"index {name}@{channel}", "no end within the probes", wanted=LIMITS.probes)
+            seen[version] = _read_version(store, name, channel, version)
+        return seen[version]
+
+    low = hint if hint and probe(hint) else 0
+    step = 1
+    while probe(low + step):
+        low, step = low + step, step * 2
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if probe(middle) else (low, middle)
+    last = probe(low) if low else None
+    return None if last is None else Channel(last.index, last.version, hint, last.status)
+
+
+def _read_hint(store: Store, name: str, channel: str) -> int | None:
+    try:
+        data = store.get(hint_key(name, channel), LIMITS.small_file_bytes)
+    except IntegrityError:
+        return None  # a hint that cannot be one is no hint; it is unsigned and never decides
+    text = (data or b"").strip()
+    return int(text) if text.isdigit() and len(text) <= 10 else None
+
+
+def _read_version(store: Store, name: str, channel: str, version: int) -> Channel | None:
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
+        return None
+    what = f"index {name}@{channel}:{version}"
+    verified = trust.verify(envelope, PAYLOAD_TYPE, what)
+    return Channel(read_index(verified.payload, name, channel, version), version, None, verified.status)
+
+
+def _check_expiry(index: Index, now: datetime) -> None:
+    if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
+        raise TrustError(
+            f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
+            hint="run `cachepipe renew`; if it is renewed regularly, someone hides newer versions or the clock is wrong",
+        )
+
+
+def read_index_version(store: Store, name: str, channel: str, version: int, now: datetime | None) -> Channel:
+    """Returns one version of a channel's index.
+
+    Args:
+        store: where.
+        name: of the release.
+        channel: of the release.
+        version: from 1.
+        now: time at which it must not have expired; None: history, of any age.
+
+    Raises:
+        MissError: that version does not exist.
+        TrustError: expired, or an envelope of another type.
+        IntegrityError: bytes that are not that index.
+        StoreError: the store fails, or has another format.
+        UsageError: a name that cannot be one.
+    """
+    check_name(name, "the release name")
+    check_name(channel, "the channel")
+    check_format(store)
+    found = _read_version(store, name, channel, version)
+    if found is None:
+        raise MissError(f"nothing is published: {name}@{channel}:{version} in {store.url}")
+    if now is not None:
+        _check_expiry(found.index, now)
+    return found
+
+
+def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Artifact:
+    """Returns the artifact that a row names, its statement equal to the row in every field.
+
+    Args:
+        store: where.
+        row: of an index or a lock file.
+        release: the name that was asked for; None: any.
+
+    Raises:
+        IntegrityError: the statement is missing, its size, digest or content differs from the row, or it belongs to another release.
+        TrustError: an envelope of another type.
+        StoreError: the store fails.
+    """
+    what = f"statement of artifact {row.artifact[:40]}"
+    found = _read_statement(store, row.artifact)
+    if found is None:
+        raise IntegrityError(what, "missing in the store", wanted=row.statement, found="nothing")
+    for field, wanted, value in (
+        ("size", row.size_bytes, len(found.envelope)),
+        ("SHA-256", row.statement, found.digest),
+    ):
+        if wanted != value:
+            raise IntegrityError(what, field, wanted=wanted, found=value)
+    if row_of(found.statement, found.envelope) != row:
+        raise IntegrityError(what, "the row that names it says something else")
+    if release is not None and found.statement.release != release:
+        raise IntegrityError(what, "another release", wanted=release, found=found.statement.release[:80])
+    return found
+
+
+def _read_statement(store: Store, artifact: str) -> Artifact | None:
+    if not is_ulid(artifact):
+        raise IntegrityError("artifact id", "not a ULID", wanted="26 characters", found=artifact[:40])
+    envelope = store.get(statement_key(artifact), LIMITS.statement_bytes)
+    if envelope is None:
+        return None
+    verified = trust.verify(envelope, trust.STATEMENT_PAYLOAD_TYPE, f"statement of artifact {artifact}")
+    statement = read_statement(verified.payload)
+    if statement.artifact != artifact:
+        raise IntegrityError("statement", "of another artifact", wanted=artifact, found=statement.artifact[:40])
+    return Artifact(statement, verified.payload, envelope, sha256(envelope), verified.status)
+
+
+def read_file_table(store: Store, statement: Statement) -> FileTable:
+    """Returns the file table of a statement, checked against its digest, its packs and its totals.
+
+    Raises:
+        IntegrityError: missing, not the statement's bytes, or it does not fit the packs.
+    """
+    from cachepipe.adapters.packs import open_blob
+
+    data = store.get(pack_key(statement.artifact, statement.table.digest), statement.table.size_bytes)
+    if data is None:
+        raise IntegrityError("file table", "missing in the store", wanted=statement.table.digest, found="nothing")
+    table = read_table(bytes(open_blob(data, statement.table)), statement.packs, len(statement.entries))
+    wanted = (statement.root, statement.files, statement.unpacked_bytes)
+    found = (table.root, len(table.files), table.unpacked_bytes)
+    if found != wanted:
+        raise IntegrityError("file table", "root, files and bytes", wanted=wanted, found=found)
+    return table
+
+
+# --- references: name@channel, name@channel:42, an artifact id, a prefix of a statement's digest ------------------------
+
+
+def resolve_rows(store: Store, ref: str) -> tuple[IndexRow, ...]:
+    """Returns the rows that a reference names: all targets of a channel, or one artifact.
+
+    Raises:
+        UsageError: not a reference, or a digest prefix that names several.
+        MissError: nothing is published under it.
+    """
+    named = _REF.fullmatch(ref)
+    if named is not None:
+        name, channel, version = named.groups()
+        if version is not None:
+            return read_index_version(store, name, channel, int(version), None).index.rows
+        found = newest(store, name, channel)
+        if found is None:
+            raise MissError(f"nothing is published: {ref} in {store.url}")
+        return found.index.rows
+    if is_ulid(ref):
+        return (_row(_existing(store, ref)),)
+    if _DIGEST_PREFIX.fullmatch(ref) is not None:
+        return (_row(_by_digest(store, ref)),)
+    raise UsageError(
+        f"not a reference: {ref[:80]!r}",
+        hint="use name@channel, name@channel:42, an artifact id, or 8 or more digits of a statement's digest",
+    )
+
+
+def resolve_ref(store: Store, ref: str) -> Artifact:
+    """Returns the one artifact that a reference names.
+
+    Raises:
+        UsageError: as `resolve_rows`, or a channel with several targets.
+        MissError: nothing is published under it.
+        IntegrityError, TrustError, StoreError: as `read_artifact`.
+    """
+    rows = resolve_rows(store, ref)
+    if not rows:
+        raise MissError(f"nothing is published: {ref} in {store.url}")
+    if len(rows) > 1:
+        names = ", ".join(f"{row.artifact} ({row.device})" for row in rows)
+        raise UsageError(f"{ref} has several targets: {names}", hint="name one by its artifact id")
+    return read_artifact(store, rows[0])
+
+
+def _row(artifact: Artifact) -> IndexRow:
+    return row_of(artifact.statement, artifact.envelope)
+
+
+def _existing(store: Store, artifact: str) -> Artifact:
+    found = _read_statement(store, artifact)
+    if found is None:
+        raise MissError(f"no such artifact: {artifact} in {store.url}")
+    return found
+
+
+def _by_digest(store: Store, prefix: str) -> Artifact:
+    found = set()
+    for key in store.list("v1/artifacts/"):
+        artifact = key.split("/")[2]
+        if key == statement_key(artifact):
+            envelope = store.get(key, LIMITS.statement_bytes)
+            if envelope is not None and sha256(envelope).startswith(prefix):
+                found.add(artifact)
+    if len(found) != 1:
+        what = (
+            f"{len(found)} statements have the digest {prefix}…" if found else f"no statement has the digest {prefix}…"
+        )
+        raise UsageError(what, hint="give more digits") if found else MissError(f"{what} in {store.url}")
+    return _existing(store, found.pop())

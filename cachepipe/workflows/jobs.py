@@ -1,0 +1,150 @@
+"""Runs one job in a child process and says in words why it failed.
+
+1 write the job, start the worker (or a command that becomes the worker)
+2 follow its progress
+3 read its evidence, whatever the exit status was
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cachepipe.adapters.children import Command, compile_workers, last_lines, run_child, worker_environment
+from cachepipe.adapters.progress import Progress
+from cachepipe.adapters.workdir import BuildRoot, EntryDir, WorkDir, write_json
+from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.job import Job
+from cachepipe.domain.record import to_json
+from cachepipe.errors import BuildError, DeadlineError
+
+BASE_LIMIT_S = 600.0
+"""Imports, the factory (which may load weights), and the exit."""
+BUCKET_LIMIT_S = 1800.0
+"""Max-autotune of a large model takes minutes per shape bucket; half an hour means that it hangs."""
+MIN_CALLS = 3
+"""cudagraphs record at the second call and replay at the third."""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Where jobs run: folders, search path, the hold on the root."""
+
+    work: WorkDir
+    root: BuildRoot
+    python_path: tuple[Path, ...]
+    progress: Progress
+
+    def environment(self, workers: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        return worker_environment(self.work.home, workers, extra)
+
+    def job(self, step: str, spec: EntrySpec, result: Path) -> Job:
+        """Returns the job of one step: every shape bucket in the manifest's order."""
+        return Job(
+            step=step,
+            spec=spec,
+            bucket_order=tuple(range(len(spec.shape_buckets))),
+            calls_per_bucket=MIN_CALLS,
+            python_path=tuple(str(folder) for folder in self.python_path),
+            result=str(result),
+            root=str(self.root.path),
+            compare_with_eager=False,
+            record_components=False,
+        )
+
+
+class _Follower:
+    """Remembers which shape bucket is being called, for the error's text."""
+
+    def __init__(self) -> None:
+        self.shape_bucket = ""
+
+    def line(self, text: str) -> None:
+        try:
+            event = json.loads(text)
+        except ValueError:
+            return
+        if isinstance(event, dict) and event.get("event") == "bucket_start":
+            self.shape_bucket = str(event.get("shape_bucket", ""))
+
+
+def run_job(
+    shop: Shop, job: Job, name: str, entry: EntryDir, env: Mapping[str, str], before: Sequence[str] = ()
+) -> EntryEvidence:
+    """Returns the evidence of a job that ended without an error; it is still pending in the entry's folder.
+
+    Args:
+        shop: where.
+        job: what; its `result` is `entry.pending(name)`.
+        name: of the step's files: `tune`, `settle-2`, …
+        entry: gets job, log and evidence.
+        env: the whole environment.
+        before: words of a command that becomes the worker, e.g. `cachepipe restore … --`.
+
+    Raises:
+        BuildError: the worker died, hung or reported an error; entry, shape bucket and step are named.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    # 1
+    spec, log = job.spec, entry.log(name)
+    log.unlink(missing_ok=True)
+    path = entry.path / f"{name}.job"
+    write_json(path, to_json(job))
+    worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
+    count = len(spec.shape_buckets)
+    limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * count
+    command = Command([*before, *worker], env, shop.work.home, limit_s, log, Path(job.result))
+    # 2
+    follower = _Follower()
+    estimates = shop.work.estimates()
+    try:
+        with shop.progress.step(spec.id, name, count, estimates.get(f"{spec.id} {name}", 0.0)) as step:
+
+            def on_line(text: str) -> None:
+                follower.line(text)
+                step.line(text)
+
+            status = run_child(command, on_line)
+    except DeadlineError as error:
+        raise BuildError(spec.id, name, f"{error}{last_lines(log)}", shape_bucket=follower.shape_bucket) from error
+    # 3
+    evidence = entry.read_pending(name)
+    if evidence is None:
+        reason = f"{_ended(status)}{last_lines(log)}"
+        raise BuildError(spec.id, name, reason, shape_bucket=follower.shape_bucket, hint=f"the whole log is {log}")
+    if evidence.error:
+        tail = "".join(f"\n    {line}" for line in evidence.traceback.rstrip().splitlines()[-6:])
+        raise BuildError(
+            spec.id, name, f"{evidence.error}{tail}", shape_bucket=follower.shape_bucket, hint=f"the whole log is {log}"
+        )
+    shop.work.note_estimate(f"{spec.id} {name}", evidence.ready_s)
+    return evidence
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"the worker ended with exit code {status} and left no result"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = str(-status)
+    why = ": out of memory, or killed by hand" if name == "SIGKILL" else ""
+    return f"the worker was ended by {name}{why}"
+
+
+def in_order(job: Job, order: Sequence[int]) -> Job:
+    """Returns the job with its shape buckets called in another order."""
+    return replace(job, bucket_order=tuple(order))
+
+
+def worker_count() -> int:
+    """Returns torch's compile processes for this container; a smaller wish in the environment is respected."""
+    wish = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
+    own = compile_workers()
+    return min(own, int(wish)) if wish.isdigit() and int(wish) > 0 else own

@@ -1,0 +1,110 @@
+"""Plans a release for one device.
+
+1 expand the manifest into entries
+2 digest each model's sources; look up the versions of what they import
+3 give every entry its key
+4 (with a store) say which keys an earlier artifact already holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachepipe.adapters.manifest_file import manifest_error
+from cachepipe.adapters.sources import Sources, distribution_versions, model_sources
+from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.fingerprint import Fingerprint, differences
+from cachepipe.domain.manifest import CommandModel, FactoryModel, Manifest
+from cachepipe.domain.manifest_rules import Problem
+from cachepipe.domain.plan import entry_key, expand
+from cachepipe.domain.statement import Statement
+from cachepipe.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PlannedEntry:
+    spec: EntrySpec
+    key: str
+    key_parts: Mapping[str, str]
+    """Named part → its own digest."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build of one release × target does."""
+
+    name: str
+    root: str
+    """`<cache_root>/<name>`."""
+    device: str
+    entries: tuple[PlannedEntry, ...]
+    python_path: tuple[Path, ...]
+    """Absolute folders, prepended to sys.path of the workers."""
+
+
+def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:
+    """Returns the entries of a release for a device, each with its key.
+
+    Raises:
+        UsageError: the manifest has no target for this device.
+        ManifestError: a folder, module, attribute or source file that the manifest names does not exist, or a model
+            is of a kind that this release cannot build; all of them are listed.
+    """
+    declared = list(dict.fromkeys(target.device for target in manifest.targets))
+    if device not in declared:
+        raise UsageError(f"the manifest has no target for device `{device}`: declared: {', '.join(declared)}")
+    manifest_dir = manifest_path.absolute().parent
+    python_path = tuple((manifest_dir / folder).resolve() for folder in manifest.python_path)
+    problems = [
+        Problem(("python_path", i), f"no such folder: {folder}")
+        for i, folder in enumerate(python_path)
+        if not folder.is_dir()
+    ]
+    # 1
+    specs = expand(manifest, device)
+    # 2
+    found: dict[str, tuple[Sources, Mapping[str, str]]] = {}
+    for i, model in enumerate(manifest.models):
+        if isinstance(model, CommandModel):
+            text = "a whole program cannot be built in this release: give a `factory`"
+            problems.append(Problem(("models", i, "command"), text))
+            continue
+        sources = model_sources(_references(model), model.sources, manifest_dir.resolve(), python_path)
+        problems += [Problem(("models", i, *problem.place), problem.message) for problem in sources.problems]
+        found[model.name] = (sources, distribution_versions(sources.imports))
+    if problems:
+        raise manifest_error(manifest_path, problems)
+    # 3
+    entries = []
+    for spec in specs:
+        sources, versions = found[spec.model]
+        entries.append(PlannedEntry(spec, *entry_key(spec, sources.digests, versions)))
+    return Plan(manifest.name, manifest.root, device, tuple(entries), python_path)
+
+
+def carried(
+    plan: Plan, statements: Mapping[str, Statement], machine: Fingerprint, revoked: Collection[str] = ()
+) -> dict[str, str]:
+    """Returns the entry keys of the plan that an earlier artifact holds for this machine and path → its digest.
+
+    Args:
+        plan: what is to be built.
+        statements: statement digest → statement, verified, oldest first; the newest wins.
+        machine: this machine's parts.
+        revoked: statement digests of the channel's revocations.
+    """
+    wanted = {entry.key for entry in plan.entries}
+    held: dict[str, str] = {}
+    for digest, statement in statements.items():
+        is_same_place = (statement.root, statement.device) == (plan.root, plan.device)
+        if digest in revoked or not is_same_place or differences(Fingerprint(statement.fingerprint), machine):
+            continue
+        held |= {entry.key: digest for entry in statement.entries if entry.key in wanted}
+    return held
+
+
+def _references(model: FactoryModel) -> dict[str, str]:
+    named = {"factory": model.factory, "inputs": model.inputs, "loss": model.loss}
+    return {name: text for name, text in named.items() if isinstance(text, str)}

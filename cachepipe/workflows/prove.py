@@ -1,0 +1,64 @@
+"""Calls an entry from a restored artifact, as a service does: the one proof that build and verify share.
+
+1 the folder at which services restore is empty
+2 `cachepipe restore … -- worker` in a fresh process: the code that services use, without help from this process
+3 every shape bucket, in the opposite order; afterwards outputs are compared with eager
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cachepipe.adapters.workdir import EntryDir
+from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.workflows.jobs import Shop, in_order, run_job, worker_count
+
+RESTORE_DEADLINE_S = 600
+"""A proof may wait for a slow store; a service has its own, shorter limit."""
+
+
+@dataclass(frozen=True)
+class RestoreSource:
+    """What is restored."""
+
+    store_url: str
+    release: str
+    choice: Sequence[str]
+    """`--lock FILE` or `--channel NAME`."""
+
+
+def prove_entry(
+    shop: Shop, spec: EntrySpec, entry: EntryDir, source: RestoreSource, step: str, *, search_path: str = ""
+) -> EntryEvidence:
+    """Returns the evidence of a process that restored the artifact and called every shape bucket of one entry.
+
+    Args:
+        shop: where; the restored folder is left in place.
+        spec: the entry.
+        entry: gets job, log and evidence.
+        source: store, release, lock file or channel.
+        step: `prove`, or `verify`, which also records the components of every key.
+        search_path: PATH without compilers; empty: as it is.
+
+    Raises:
+        BuildError: restore refused, or the worker died, hung or reported an error.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    # 1
+    shop.root.remove()
+    # 2
+    restore = (
+        *(sys.executable, "-m", "cachepipe", "restore", source.store_url, "--name", source.release, *source.choice),
+        *("--dest", str(shop.root.path), "--strict", "--no-attach", "--deadline", str(RESTORE_DEADLINE_S)),
+        *("--state-dir", str(shop.work.empty("state")), "--"),
+    )
+    extra = {"PATH": search_path or os.environ.get("PATH", os.defpath)}
+    # 3
+    job = replace(shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify")
+    job = in_order(job, tuple(reversed(job.bucket_order)))
+    run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
+    return entry.finish(step)

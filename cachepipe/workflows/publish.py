@@ -1,0 +1,258 @@
+"""Putting an artifact into a store so that a crash at any instant leaves the last good version restorable.
+
+1 pin the artifact (gc leaves it alone), by the same write prove that the store honours conditions
+2 packs, table, explain data: created only if absent
+3 statement: makes the artifact exist
+4 read it back as a restore would
+5 index version N+1: claimed by name; a refused claim is judged by reading back its nonce
+6 hint
+7 unpin
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from cachepipe.adapters.store import Store
+from cachepipe.domain import trust
+from cachepipe.domain.artifact import Blob
+from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, advance, first_index, index_bytes, with_row
+from cachepipe.domain.layout import (
+    FORMAT_BYTES,
+    FORMAT_KEY,
+    check_name,
+    hint_key,
+    index_key,
+    pack_key,
+    pin_key,
+    statement_key,
+)
+from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.record import canonical_bytes, sha256
+from cachepipe.domain.statement import Statement, statement_bytes
+from cachepipe.domain.ulid import is_ulid
+from cachepipe.errors import ConflictError, IntegrityError, MissError, StoreError, TrustError, UsageError
+from cachepipe.failpoints import reached
+from cachepipe.workflows.fetch import check_format, newest, read_artifact, read_file_table, row_of
+
+DEADLINE_S = 120.0
+"""How long a publisher tries to claim the next index version; the statement stays valid after it."""
+
+Change: TypeAlias = Callable[["Index | None"], tuple[IndexRow, ...]]
+"""(current index, None for a new channel) → rows of the next version; called again when another publisher was faster."""
+
+Edit: TypeAlias = Callable[["Index | None", str], Index]
+"""(current index, nonce) → the next version."""
+
+
+@dataclass(frozen=True)
+class PackedArtifact:
+    statement: Statement
+    blobs: Path
+    """A folder with the packs, the table and the explain data, each named by its digest."""
+
+
+def publish(
+    store: Store, name: str, channel: str, packed: PackedArtifact, now: datetime, *, single_writer: bool = False
+) -> IndexRow:
+    """Returns the row under which the artifact is now current in the channel; publishing it again changes nothing.
+
+    Args:
+        store: where to.
+        name: of the release; the statement's own.
+        channel: of the release; other targets in it stay.
+        packed: what `build` made and proved.
+        now: time of the index version.
+        single_writer: the operator vouches that nobody else publishes; a store that ignores conditions is accepted.
+
+    Raises:
+        UsageError: the names are not the statement's, or cannot be names.
+        StoreError, NoRoomError: the store fails, is full, or ignores conditions.
+        IntegrityError: a blob or what was read back is not what the statement says.
+        TrustError: the artifact is revoked in this channel.
+        ConflictError: other publishers won until the deadline.
+    """
+    statement = packed.statement
+    if statement.release != check_name(name, "the release name"):
+        raise UsageError(f"the artifact is of release `{statement.release}`, not `{name}`")
+    check_name(channel, "the channel")
+    if not is_ulid(statement.artifact):
+        raise UsageError(f"the artifact's id is not a ULID: {statement.artifact[:40]!r}")
+    claim_format(store)
+    with pinned(store, statement.artifact, single_writer):  # 1, 7
+        _put_blobs(store, packed)  # 2
+        envelope = _put_statement(store, statement)  # 3
+        row = _read_back(store, statement, envelope)  # 4
+        commit_rows(store, name, channel, lambda index: _with_new_row(index, row), now)  # 5, 6
+    return row
+
+
+def claim_format(store: Store) -> None:
+    """Writes the store's format once, or checks the one that is there.
+
+    Raises:
+        StoreError: the store has a format of another release.
+    """
+    if not check_format(store):
+        store.put_if_absent(FORMAT_KEY, FORMAT_BYTES)
+        check_format(store)
+    reached("publish.after_format")
+
+
+@contextmanager
+def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator[None]:
+    """Announces that an artifact is in use while the body runs, and proves that the store honours conditions.
+
+    Raises:
+        StoreError: a second creation of the pin succeeded, so two publishers could overwrite each other.
+    """
+    key = pin_key(artifact, os.urandom(16).hex())
+    first, second = (canonical_bytes({"attempt": attempt, "artifact": artifact}) for attempt in (1, 2))
+    store.put_if_absent(key, first)
+    try:
+        is_created_twice = store.put_if_absent(key, second) or store.get(key, LIMITS.small_file_bytes) != first
+        if is_created_twice and not single_writer:
+            raise StoreError(
+                f"the store ignores conditions, two publishers could overwrite each other: {store.url}",
+                hint="use a store with conditional writes, or vouch for being alone with `--single-writer`",
+            )
+        reached("publish.after_pin")
+        yield
+    finally:
+        try:
+            store.delete(key)
+        except StoreError:
+            pass  # a pin that stays only delays gc by a day; the result of the body counts
+
+
+def _put_blobs(store: Store, packed: PackedArtifact) -> None:
+    statement = packed.statement
+    for number, blob in enumerate((*statement.packs, statement.table, statement.explain)):
+        data = _read_blob(packed.blobs / blob.digest, blob)
+        _put_same(store, pack_key(statement.artifact, blob.digest), data)
+        if number == 0:
+            reached("publish.after_first_pack")
+    reached("publish.after_packs")
+
+
+def _read_blob(path: Path, blob: Blob) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise IntegrityError(f"blob {path}", (error.strerror or "unreadable").lower()) from error
+    found = (len(data), sha256(data))
+    if found != (blob.size_bytes, blob.digest):
+        raise IntegrityError(f"blob {path}", "size and SHA-256", wanted=(blob.size_bytes, blob.digest), found=found)
+    return data
+
+
+def _put_same(store: Store, key: str, data: bytes) -> None:
+    """Makes `key` hold `data`; an earlier try of the same bytes is as good as this one."""
+    if store.put_if_absent(key, data):
+        return
+    there = store.get(key, max(len(data), 1))
+    if there != data:
+        raise IntegrityError(
+            f"object {key}", "already there with other bytes", wanted=sha256(data), found=sha256(there or b"")
+        )
+
+
+def _put_statement(store: Store, statement: Statement) -> bytes:
+    envelope = trust.seal(statement_bytes(statement), trust.STATEMENT_PAYLOAD_TYPE)
+    if len(envelope) > LIMITS.statement_bytes:
+        raise IntegrityError("statement", "too long", wanted=f"<= {LIMITS.statement_bytes} bytes", found=len(envelope))
+    _put_same(store, statement_key(statement.artifact), envelope)
+    reached("publish.after_statement")
+    return envelope
+
+
+def _read_back(store: Store, statement: Statement, envelope: bytes) -> IndexRow:
+    row = row_of(statement, envelope)
+    artifact = read_artifact(store, row, statement.release)
+    read_file_table(store, artifact.statement)
+    reached("publish.after_read_back")
+    return row
+
+
+def _with_new_row(index: Index | None, row: IndexRow) -> tuple[IndexRow, ...]:
+    if index is None:
+        return (row,)
+    if row.statement in index.revoked:
+        raise TrustError(f"revoked in {index.name}@{index.channel}: {row.statement}", hint="build it anew")
+    return index.rows if row in index.rows else with_row(index.rows, row)
+
+
+def commit_rows(store: Store, name: str, channel: str, change: Change, now: datetime) -> Index:
+    """Returns the index that now holds the rows that `change` made from the current one; none of other publishers' is lost.
+
+    Raises:
+        ConflictError: other publishers won until the deadline.
+        StoreError: the store fails.
+        Whatever `change` raises.
+    """
+
+    def edit(index: Index | None, nonce: str) -> Index:
+        rows = change(index)
+        return first_index(name, channel, rows, now, nonce) if index is None else advance(index, rows, now, nonce)
+
+    return commit_index(store, name, channel, edit)
+
+
+def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: float = DEADLINE_S) -> Index:
+    """Returns the index version that was made by `edit` from the newest one and claimed by its name.
+
+    Raises:
+        ConflictError: other publishers won until `deadline_s`.
+        IntegrityError: the new index is longer than an index may be.
+        StoreError: the store fails.
+    """
+    give_up = time.monotonic() + deadline_s
+    tries = 0
+    while True:
+        current = newest(store, name, channel)
+        index = edit(current.index if current else None, os.urandom(16).hex())
+        if _claim(store, index):
+            reached("publish.after_index")
+            store.put_hint(hint_key(name, channel), b"%d\n" % index.version)
+            reached("publish.after_hint")
+            return index
+        tries += 1
+        if time.monotonic() > give_up:
+            raise ConflictError(f"{name}@{channel}: other publishers won {tries} times in {deadline_s:.0f} s")
+        time.sleep(random.uniform(0, min(1.0, 0.01 * 2 ** min(tries, 7))))
+
+
+def _claim(store: Store, index: Index) -> bool:
+    """Tells whether this very index is now the version of its number."""
+    key = index_key(index.name, index.channel, index.version)
+    envelope = trust.seal(index_bytes(index), PAYLOAD_TYPE)
+    if len(envelope) > LIMITS.index_bytes:
+        raise IntegrityError("index", "too long", wanted=f"<= {LIMITS.index_bytes} bytes", found=len(envelope))
+    try:
+        if store.put_if_absent(key, envelope):
+            return True
+    except StoreError:
+        # The write may have landed and only its answer been lost: look before giving up.
+        if store.get(key, LIMITS.index_bytes) is None:
+            raise
+    return store.get(key, LIMITS.index_bytes) == envelope  # the nonce makes equal bytes ours
+
+
+def require_present(store: Store, row: IndexRow, release: str) -> None:
+    """Refuses a row whose artifact is no longer there; call it with the artifact pinned.
+
+    Raises:
+        MissError: its statement is missing.
+        IntegrityError, TrustError: its statement is not the row's.
+    """
+    if store.get(statement_key(row.artifact), LIMITS.statement_bytes) is None:
+        raise MissError(f"the artifact is gone: {row.artifact} in {store.url}", hint="build and publish it again")
+    read_artifact(store, row, release)

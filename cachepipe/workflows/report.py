@@ -1,0 +1,246 @@
+"""Shows evidence files: what `build --report` and `verify --report` left, as tables and as JSON.
+
+1 read every evidence file that is named, and all in folders that are named
+2 put the steps of one entry beside each other
+3 give rows: per shape bucket, per step, per miss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cachepipe.adapters.workdir import read_evidence
+from cachepipe.domain.entry import bucket_label
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, hit_rate, layer_counts
+from cachepipe.domain.record import Json, to_json
+from cachepipe.errors import IntegrityError, UsageError
+
+RESTORED_STEPS = ("verify", "prove")
+"""Where the restored numbers are taken from: the first that is there."""
+_BARS = (("trace_s", "t"), ("lookup_s", "l"), ("load_s", "o"), ("compile_s", "C"), ("run_s", "r"))
+BAR_LEGEND = "first call: t trace · l lookup · o load · C compile · r run"
+BAR_CELLS = 24
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """One shape bucket; seconds of first calls, None where a step is not among the files."""
+
+    entry: str
+    shape_bucket: str
+    graphs: int
+    cold_s: float | None
+    restored_s: float | None
+    eager_s: float | None
+    phases: Phases | None
+    """Of the restored first call."""
+    hits: Mapping[str, str]
+    """Layer → `hits/lookups` in the restored process."""
+    work: Work
+    max_abs_diff: float | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One process."""
+
+    entry: str
+    step: str
+    hit_rate: float
+    layers: Mapping[str, Mapping[str, int]]
+    work: Work
+    import_s: float
+    build_s: float
+    ready_s: float
+    error: str
+
+
+@dataclass(frozen=True)
+class Report:
+    shape_buckets: tuple[BucketRow, ...]
+    steps: tuple[StepRow, ...]
+    misses: tuple[str, ...]
+    """Of restored processes, in words."""
+
+
+def report(paths: Sequence[Path]) -> Report:
+    """Returns what the evidence files say.
+
+    Args:
+        paths: evidence files, or folders that hold some.
+
+    Raises:
+        UsageError: a path that does not exist, or no evidence at all.
+        IntegrityError: a named file that is no evidence.
+    """
+    # 1
+    evidences = [evidence for path in paths for evidence in _read(path)]
+    if not evidences:
+        raise UsageError("no evidence files: " + ", ".join(map(str, paths)), hint="name the folder of `build --report`")
+    # 2
+    entries: dict[str, dict[str, EntryEvidence]] = {}
+    for evidence in evidences:
+        entries.setdefault(evidence.entry, {})[evidence.step] = evidence
+    # 3
+    rows = tuple(row for entry, steps in entries.items() for row in _bucket_rows(entry, steps))
+    steps = tuple(_step_row(evidence) for found in entries.values() for evidence in found.values())
+    return Report(rows, steps, tuple(miss for evidence in evidences for miss in _misses(evidence)))
+
+
+def report_json(found: Report) -> Json:
+    """Returns the document of `report --json`."""
+    return to_json(found)
+
+
+def _read(path: Path) -> list[EntryEvidence]:
+    if path.is_dir():
+        return [evidence for file in sorted(path.glob("*.json")) if (evidence := _try_read(file)) is not None]
+    evidence = read_evidence(path)
+    if evidence is None:
+        raise UsageError(f"no such file: {path}")
+    return [evidence]
+
+
+def _try_read(path: Path) -> EntryEvidence | None:
+    """A folder may hold other JSON files, such as the build's summary."""
+    try:
+        return read_evidence(path)
+    except IntegrityError:
+        return None
+
+
+def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketRow]:
+    restored_step = next((step for step in RESTORED_STEPS if step in steps), None)
+    cold, eager = _by_label(steps.get("tune")), _by_label(steps.get("eager"))
+    evidence = steps[restored_step] if restored_step else None
+    restored = _by_label(evidence)
+    rows = []
+    for label in dict.fromkeys([*cold, *restored, *eager]):
+        shown = restored.get(label) or cold.get(label) or eager[label]
+        rows.append(
+            BucketRow(
+                entry=entry,
+                shape_bucket=label,
+                graphs=shown.graphs,
+                cold_s=_first(cold.get(label)),
+                restored_s=_first(restored.get(label)),
+                eager_s=_first(eager.get(label)),
+                phases=restored[label].phases if label in restored else None,
+                hits=_hits(evidence, label),
+                work=shown.work,
+                max_abs_diff=shown.max_abs_diff,
+                problems=shown.problems,
+            )
+        )
+    return rows
+
+
+def _by_label(evidence: EntryEvidence | None) -> dict[str, BucketEvidence]:
+    if evidence is None:
+        return {}
+    found = {bucket_label(bucket.shape_bucket): bucket for bucket in evidence.shape_buckets}
+    # A proof calls in the opposite order; a reader wants the manifest's.
+    return dict(reversed(found.items())) if evidence.step in RESTORED_STEPS else found
+
+
+def _first(bucket: BucketEvidence | None) -> float | None:
+    return None if bucket is None else bucket.first_call_s
+
+
+def _hits(evidence: EntryEvidence | None, label: str) -> dict[str, str]:
+    totals: dict[str, list[int]] = {}
+    for lookup in evidence.lookups if evidence else ():
+        if lookup.shape_bucket == label:
+            row = totals.setdefault(lookup.layer, [0, 0])
+            row[0] += lookup.outcome == "hit"
+            row[1] += 1
+    return {layer: f"{hits}/{count}" for layer, (hits, count) in totals.items()}
+
+
+def _step_row(evidence: EntryEvidence) -> StepRow:
+    return StepRow(
+        entry=evidence.entry,
+        step=evidence.step,
+        hit_rate=round(hit_rate(evidence), 4),
+        layers=layer_counts(evidence),
+        work=evidence.work,
+        import_s=evidence.import_s,
+        build_s=evidence.build_s,
+        ready_s=evidence.ready_s,
+        error=evidence.error,
+    )
+
+
+def _misses(evidence: EntryEvidence) -> list[str]:
+    if evidence.step not in RESTORED_STEPS:
+        return []
+    return [
+        f"{evidence.entry} · {lookup.shape_bucket}: {lookup.layer} {lookup.outcome}"
+        + (f" ({lookup.reason})" if lookup.reason else "")
+        for lookup in evidence.lookups
+        if lookup.outcome != "hit"
+    ]
+
+
+def work_text(work: Work) -> str:
+    """Returns the work that was done, e.g. `3 benchmarks, 1 native build`; `none` for a perfect start."""
+    words = [f"{count} {name.replace('_', ' ')}" for name, count in asdict(work).items() if count]
+    return ", ".join(words) or "none"
+
+
+def hits_text(hits: Mapping[str, str]) -> str:
+    """Returns `aotautograd 1/1 · fxgraph 1/1`."""
+    return " · ".join(f"{layer} {count}" for layer, count in sorted(hits.items())) or "–"
+
+
+def phase_bar(phases: Phases, longest_s: float, cells: int = BAR_CELLS) -> str:
+    """Returns a first call as a bar, one letter per phase, as long as its share of the longest call.
+
+    >>> phase_bar(Phases(trace_s=1.0, lookup_s=0.5, load_s=0.5), 2.0, 8)
+    'ttttlloo'
+    """
+    parts = asdict(phases)
+    if longest_s <= 0:
+        return ""
+    edge, bar = 0.0, ""
+    for field, letter in _BARS:
+        edge += parts[field]
+        bar += letter * (round(edge / longest_s * cells) - len(bar))
+    return bar[:cells]
+
+
+BUCKET_COLUMNS = ("entry", "shape bucket", ">graphs", ">cold s", ">restored s", ">eager s", ">×", "hits", "work", "first call")
+
+
+def bucket_cells(found: Report) -> list[tuple[object, ...]]:
+    """Returns the cells of the table with `BUCKET_COLUMNS`, one row per shape bucket."""
+    longest_s = max((row.restored_s or 0.0 for row in found.shape_buckets), default=0.0)
+    return [
+        (
+            row.entry,
+            row.shape_bucket,
+            row.graphs,
+            row.cold_s,
+            row.restored_s,
+            row.eager_s,
+            f"{row.cold_s / row.restored_s:.1f}" if row.cold_s and row.restored_s else None,
+            hits_text(row.hits),
+            work_text(row.work),
+            phase_bar(row.phases, longest_s) if row.phases else None,
+        )
+        for row in found.shape_buckets
+    ]
+
+
+STEP_COLUMNS = ("entry", "step", ">hit rate", ">import s", ">model s", ">ready s", "work", "error")
+
+
+def step_cells(found: Report) -> list[tuple[object, ...]]:
+    """Returns the cells of the table with `STEP_COLUMNS`, one row per process."""
+    return [
+        (row.entry, row.step, row.hit_rate, row.import_s, row.build_s, row.ready_s, work_text(row.work), row.error)
+        for row in found.steps
+    ]

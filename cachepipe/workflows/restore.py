@@ -1,0 +1,296 @@
+"""Restore: from a published release to a private folder that torch reads.
+
+    1 present   is it already there? then nothing is fetched
+    2 rows      the channel's index or the lock file: which artifacts are current
+    3 select    this machine's fingerprint against each row; a mismatch refuses before any download
+    4 artifacts read and check the statements
+    5 place     the first private, writable, executable folder with room; other restores into it wait
+    6 write     file tables and packs into a temporary sibling, group files naming the final folder
+    7 finish    statements, compiler stub, a write and a read test; the marker is the last file
+    8 swap      one rename; then a shared lease says that the folder is in use
+
+A crash at any instant leaves a complete folder or none. What is raised here becomes a cold start in `serve.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cachepipe.adapters import cachedir
+from cachepipe.adapters.cachetree import merge_trees
+from cachepipe.adapters.execute import check_variables, write_compiler_stub
+from cachepipe.adapters.materialise import WrittenFile, materialise
+from cachepipe.adapters.store import Store, open_store
+from cachepipe.domain import marker as marks
+from cachepipe.domain.artifact import FileTable
+from cachepipe.domain.index import IndexRow
+from cachepipe.domain.layout import check_name, pack_key
+from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
+from cachepipe.domain.record import sha256
+from cachepipe.domain.statement import Statement
+from cachepipe.errors import IntegrityError, NoRoomError, UnsafePathError, UsageError
+from cachepipe.failpoints import reached
+from cachepipe.workflows import present
+from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
+from cachepipe.workflows.place import Place, candidates, refusal, reserve
+from cachepipe.workflows.present import RestoreOutcome, RestoreRequest
+
+FAIL_POINTS = (
+    "restore.after_rows",
+    "restore.after_statement",
+    "restore.after_place",
+    "restore.after_table",
+    "restore.pack",
+    "restore.before_marker",
+    "restore.after_marker",
+    "restore.after_swap",
+)
+_PARTS = ".cachepipe/parts"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The rows among which one release is chosen, and where they come from."""
+
+    name: str
+    rows: tuple[IndexRow, ...]
+    revoked: tuple[str, ...]
+    channel: str
+    version: int
+    expires_at: str
+
+
+def restore(request: RestoreRequest) -> RestoreOutcome:
+    """Returns a complete private folder that holds the wanted releases, leased to this process.
+
+    Raises:
+        UsageError: no release or no store is named, or a lock file is not for it.
+        MissError, TrustError, StoreError, IntegrityError: what the store has cannot be used.
+        FingerprintMismatchError: built for another machine.
+        UnsafePathError, NoRoomError: no folder is private, writable, executable and large enough.
+        VerificationError: the artifact is quarantined.
+        DeadlineError: time ran out.
+    """
+    options = request.options
+    # 1 present
+    found = present.with_lock(request) if options.locks else present.in_channel(request)
+    if found is not None:
+        return found
+    # 2 rows
+    store = _store(options.store)
+    sources = _sources(request, store)
+    reached("restore.after_rows")
+    # 3 select
+    machine = present.this_machine([row for source in sources for row in source.rows])
+    rows = [machine.select(source.rows, source.name, source.revoked) for source in sources]
+    # 4 artifacts
+    artifacts = [read_artifact(store, row, source.name) for row, source in zip(rows, sources, strict=True)]
+    statements = [artifact.statement for artifact in artifacts]
+    digests = [artifact.digest for artifact in artifacts]
+    variables = _joined_variables(statements)
+    reached("restore.after_statement")
+    # 5 place
+    marker = _marker(request, sources, artifacts, variables, rows)
+    placed = _place(request, statements, marker)
+    if isinstance(placed, RestoreOutcome):
+        return placed
+    place, notes = placed
+    try:
+        present.refuse_quarantined(options, place.folder, digests)
+        reached("restore.after_place")
+        # 6 write
+        temporary = cachedir.temporary_sibling(place.folder)
+        threading.Thread(target=cachedir.sweep, args=(place.folder, time.time()), daemon=True).start()
+        try:
+            written = _write(store, statements, Path(temporary), place.folder, request.deadline)
+            # 7 finish
+            _finish(Path(temporary), artifacts, marker, place.folder, written)
+            # 8 swap
+            cachedir.swap_in(temporary, place.folder, request.deadline)
+            reached("restore.after_swap")
+        except BaseException:
+            _remove(temporary)
+            raise
+        opened = present.open_present(place.folder, digests)
+        if opened is None:
+            raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
+        return present.outcome_of(request, "restored", place.folder, *opened, notes)
+    finally:
+        place.release()
+
+
+def _store(url: str) -> Store:
+    if not url:
+        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+    return open_store(url)
+
+
+def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
+    options = request.options
+    locks = {lock.name: lock for lock in present.read_locks(options)}
+    names = options.names or tuple(locks)
+    if not names:
+        raise UsageError("no release is named", hint="say which: `--name NAME` or `--lock FILE`")
+    if len(set(names)) != len(names):
+        raise UsageError(f"a release is named twice: {', '.join(names)}")
+    sources = []
+    for name in names:
+        check_name(name, "the release name")
+        if name in locks:
+            lock = locks[name]
+            sources.append(_Source(name, lock.rows, (), "", lock.version, ""))
+        else:
+            index = read_channel(store, name, options.channel, request.now).index
+            sources.append(_Source(name, index.rows, index.revoked, index.channel, index.version, index.expires_at))
+    return sources
+
+
+def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for statement in statements:
+        check_variables(statement.variables)
+        for name, value in statement.variables.items():
+            if joined.setdefault(name, value) != value:
+                what = f"variable {name} of `{statement.release}`"
+                raise IntegrityError(what, "releases want different values", wanted=joined[name], found=value)
+    return joined
+
+
+def _marker(
+    request: RestoreRequest,
+    sources: Sequence[_Source],
+    artifacts: Sequence[Artifact],
+    variables: dict[str, str],
+    rows: Sequence[IndexRow],
+) -> Marker:
+    """Returns the marker without folder and files."""
+    isas = [part.value for a in artifacts for part in a.statement.fingerprint if part.name == "cpu_isa"]
+    return Marker(
+        format=marks.FORMAT,
+        names=tuple(source.name for source in sources),
+        statements=tuple(artifact.digest for artifact in artifacts),
+        root="",
+        host=present.host_tag(request.environment),
+        channel=sources[0].channel,
+        index_version=sources[0].version,
+        expires_at=sources[0].expires_at,
+        trust=",".join(dict.fromkeys(artifact.status for artifact in artifacts)),
+        bytes=sum(row.packs_bytes + row.size_bytes for row in rows),
+        variables=variables,
+        cpu_isa=isas[0] if isas else "",
+        has_compiler_stub=any(artifact.statement.compiler for artifact in artifacts),
+        files=(),
+    )
+
+
+def _place(
+    request: RestoreRequest, statements: Sequence[Statement], marker: Marker
+) -> tuple[Place, tuple[str, ...]] | RestoreOutcome:
+    """Returns a folder to fill with the reasons against earlier ones, or the outcome when it is complete already.
+
+    Raises:
+        UnsafePathError, NoRoomError: no candidate can be used.
+        DeadlineError: another restore held the folder for too long.
+    """
+    options, digests = request.options, marker.statements
+    own_name = present.folder_name(marker.names, digests)
+    root = statements[0].root if len(digests) == 1 else os.path.join(os.path.dirname(statements[0].root), own_name)
+    final = os.path.abspath(options.dest or root)
+    has_scratch = bool(options.command) or not options.dest
+    need = cachedir.Need(sum(s.unpacked_bytes for s in statements), sum(s.files for s in statements))
+    problems: list[UnsafePathError | NoRoomError] = []
+    for folder in candidates(final, own_name, has_scratch, request.environment):
+        try:
+            place = reserve(folder, need, request.deadline)
+        except (UnsafePathError, NoRoomError) as error:
+            problems.append(error)
+            continue
+        notes = tuple(str(problem) for problem in problems)
+        opened = present.open_present(folder, digests)
+        if opened is not None:
+            place.release()
+            # Next time without these requests: by the index version and the host that were just found to fit.
+            present.renew_marker(folder, replace(marker, root=folder, files=opened[0].files, bytes=opened[0].bytes))
+            return present.outcome_of(request, "present", folder, *opened, notes)
+        try:
+            place.hold()
+        except UnsafePathError as error:
+            place.release()
+            problems.append(error)
+            continue
+        return place, notes
+    raise refusal(problems)
+
+
+def _write(
+    store: Store, statements: Sequence[Statement], temporary: Path, folder: str, deadline: float
+) -> tuple[WrittenFile, ...]:
+    """Writes all files; several releases are written apart and then become one tree.
+
+    Raises:
+        IntegrityError: two releases hold different bytes at one path; it is named.
+    """
+    if len(statements) == 1:
+        return _write_one(store, statements[0], temporary, folder, deadline)
+    parts = {number: temporary / _PARTS / str(number) for number in range(len(statements))}
+    for number, part in parts.items():
+        part.mkdir(parents=True)
+        _write_one(store, statements[number], part, folder, deadline)
+    paths = sorted(merge_trees(parts, temporary))
+    _remove(str(temporary / _PARTS))
+    written = []
+    for path in paths:
+        facts = os.lstat(temporary / path)
+        digest = sha256((temporary / path).read_bytes())
+        written.append(WrittenFile(path, facts.st_size, facts.st_mtime_ns, facts.st_ino, digest))
+    return tuple(written)
+
+
+def _write_one(
+    store: Store, statement: Statement, target: Path, folder: str, deadline: float
+) -> tuple[WrittenFile, ...]:
+    table: FileTable = read_file_table(store, statement)
+    reached("restore.after_table")
+    sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
+
+    def fetch(digest: str) -> bytes:
+        data = store.get(pack_key(statement.artifact, digest), sizes[digest])
+        if data is None:
+            raise IntegrityError(f"pack {digest[:12]}", "missing in the store", wanted=digest, found="nothing")
+        return data
+
+    return materialise(fetch, statement.packs, table, target, folder, deadline=deadline)
+
+
+def _finish(
+    temporary: Path, artifacts: Sequence[Artifact], marker: Marker, folder: str, written: Sequence[WrittenFile]
+) -> None:
+    """Writes all that is ours into `.cachepipe`; the marker is the last file."""
+    try:
+        (temporary / marks.STATEMENTS).mkdir(parents=True, mode=0o700)
+        for artifact in artifacts:
+            (temporary / marks.STATEMENTS / f"{artifact.digest}.json").write_bytes(artifact.payload)
+        texts = [artifact.statement.compiler for artifact in artifacts if artifact.statement.compiler]
+        if texts:
+            (temporary / marks.BIN).mkdir(mode=0o700)
+            write_compiler_stub(str(temporary / marks.BIN), texts[0])
+        for name in ("inductor", "triton/0"):
+            (temporary / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        cachedir.write_and_read_test(str(temporary))
+        reached("restore.before_marker")
+        files = tuple(MarkedFile(*row) for row in written)
+        (temporary / marks.PATH).write_bytes(marker_bytes(replace(marker, root=folder, files=files)))
+        reached("restore.after_marker")
+    except OSError as error:
+        raise UnsafePathError(temporary, f"cannot be written ({error.strerror})") from error
+
+
+def _remove(folder: str) -> None:
+    import shutil  # costs milliseconds that a start without failure does not pay
+
+    shutil.rmtree(folder, ignore_errors=True)

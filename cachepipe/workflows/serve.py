@@ -1,0 +1,245 @@
+"""The service side of restore: whatever happens, the service starts.
+
+All work runs in a daemon thread. The main thread waits for its result or for the deadline, says in one line what came of
+it, and becomes the command: with the restored folder, or with an empty private one. A name server, a driver or a mount that
+hangs cannot hold it.
+
+    cachepipe restore outcome=restored name=text-encoder digest=9f… bytes=660000 seconds=0.31 trust=unsigned folder=/…
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from types import FrameType
+from typing import Any, TypeVar
+
+from cachepipe.adapters import cachedir
+from cachepipe.adapters.execute import become, folder_variables, write_env_file
+from cachepipe.adapters.lease import Lease
+from cachepipe.errors import CachepipeError, DeadlineError, UsageError
+from cachepipe.failpoints import reached
+from cachepipe.workflows.present import RestoreOutcome, RestoreRequest, with_lock
+from cachepipe.workflows.restore_options import Options, parse, split_command
+
+T = TypeVar("T")
+
+_COLD_S = 0.8
+"""For each of two tries to make an empty folder; together below the 2 s that a start may take beyond its deadline."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a start has become; the one line is made of it."""
+
+    outcome: str
+    """`restored`, `present`, `cold`, or `refused` (nothing is started)."""
+    exit_code: int
+    reason: str
+    hint: str
+    names: tuple[str, ...]
+    statements: tuple[str, ...]
+    bytes: int
+    trust: str
+    folder: str
+    variables: Mapping[str, str]
+    lease: Lease | None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carries out `cachepipe restore …`: becomes the command after `--`, or returns the exit code if there is none.
+
+    Args:
+        argv: the words after `restore`.
+    """
+    began = time.monotonic()
+    try:
+        options = parse(argv, os.environ)
+    except UsageError as error:
+        command = split_command(argv)[1]
+        is_strict = "--strict" in split_command(argv)[0] or bool(os.environ.get("CACHEPIPE_RESTORE_STRICT"))
+        return _start(Options(command=command, is_strict=is_strict), os.urandom(16).hex(), began, error)
+    return run_options(options, began)
+
+
+def run_options(options: Options, began: float | None = None) -> int:
+    """As `run`, with parsed options.
+
+    Args:
+        options: of this command line.
+        began: `time.monotonic` when the process began; the deadline counts from it.
+    """
+    began = time.monotonic() if began is None else began
+    _catch_signals()
+    start_id = os.urandom(16).hex()
+    deadline = began + options.deadline_s
+    request = RestoreRequest(options, dict(os.environ), datetime.now(timezone.utc), deadline, start_id)
+    result = _bounded(lambda: _restore(request), deadline)
+    if result is None:
+        result = DeadlineError(f"not restored within {options.deadline_s:g} seconds")
+    return _start(options, start_id, began, result)
+
+
+def _restore(request: RestoreRequest) -> RestoreOutcome:
+    if request.options.locks:
+        found = with_lock(request)
+        if found is not None:
+            return found
+    from cachepipe.workflows.restore import restore  # store, zstd and all else that `present` does not need
+
+    return restore(request)
+
+
+def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | None:
+    """Returns the work's result or its error; None when it is not done by the deadline. Its thread is never joined."""
+    box: list[T | CachepipeError] = []
+    done = threading.Event()
+
+    def guarded() -> None:
+        try:
+            box.append(work())
+        except CachepipeError as error:
+            box.append(error)
+        except Exception as error:  # the boundary: a bug in cachepipe may cost the warm start, never the service
+            box.append(CachepipeError(f"{type(error).__name__}: {error}"))
+        finally:
+            done.set()
+
+    threading.Thread(target=guarded, name="restore", daemon=True).start()
+    done.wait(max(0.0, deadline - time.monotonic()))
+    return box[0] if box else None
+
+
+def _start(options: Options, start_id: str, began: float, result: RestoreOutcome | CachepipeError) -> int:
+    """Says what happened, then becomes the command or returns the exit code."""
+    common = {"CACHEPIPE_START_ID": start_id}
+    if not options.no_attach:
+        common["CACHEPIPE_ATTACH"] = "1"
+    if isinstance(result, RestoreOutcome):
+        start = _warm(result, common)
+    else:
+        start = _cold(result, options, common)
+    if options.env_file and start.outcome != "refused":
+        try:
+            write_env_file(options.env_file, start.variables)
+        except UsageError as error:
+            _say(f"cachepipe: {error}")
+            start = start if options.command else _cold(error, options, common)
+    _say(_line(start, start_id, time.monotonic() - began))
+    if options.is_json:
+        _print_json(start, start_id, time.monotonic() - began)
+    if not options.command or start.outcome == "refused":
+        return start.exit_code
+    if start.lease is not None:
+        start.lease.make_inheritable()
+    reached("restore.before_exec")
+    inherited = {name: value for name, value in os.environ.items() if name not in _PER_START}
+    become(options.command, {**inherited, **start.variables})
+
+
+_PER_START = ("CACHEPIPE_ROOT", "CACHEPIPE_RESTORED", "CACHEPIPE_START_ID", "CACHEPIPE_ATTACH")
+"""An outer restore's variables say nothing about this start."""
+
+
+def _warm(outcome: RestoreOutcome, common: Mapping[str, str]) -> Start:
+    return Start(
+        outcome=outcome.outcome,
+        exit_code=0,
+        reason="; ".join(outcome.notes),
+        hint="",
+        names=outcome.names,
+        statements=outcome.statements,
+        bytes=outcome.bytes,
+        trust=outcome.trust,
+        folder=outcome.folder,
+        variables={**outcome.variables, **common},
+        lease=outcome.lease,
+    )
+
+
+def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) -> Start:
+    """Returns a start with an empty private folder; with `--strict`, or with nothing to start, one with none."""
+    is_started = bool(options.command or options.env_file) and not options.is_strict
+    folder = _cold_folder() if is_started else ""
+    variables = {**common, **(folder_variables(folder) if folder else {})}
+    outcome = "cold" if is_started else "refused"
+    return Start(outcome, error.exit_code, str(error), error.hint, options.names, (), 0, "", folder, variables, None)
+
+
+def _cold_folder() -> str:
+    places = cachedir.scratch_folders(os.environ)
+    local = cachedir.scratch_folders({})  # no variable of the user: its folder may be the mount that hangs
+    for tried in (places, local):
+        found = _bounded(lambda tried=tried: cachedir.cold_folder(tried), time.monotonic() + _COLD_S)  # type: ignore[misc]
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def _line(start: Start, start_id: str, seconds: float) -> str:
+    fields = {
+        "outcome": start.outcome,
+        "name": ",".join(start.names),
+        "digest": ",".join(start.statements),
+        "bytes": str(start.bytes),
+        "seconds": f"{seconds:.3f}",
+        "trust": start.trust,
+        "folder": start.folder,
+        "start": start_id,
+        "reason": start.reason,
+        "hint": start.hint,
+    }
+    return "cachepipe restore " + " ".join(f"{name}={_logfmt(value)}" for name, value in fields.items() if value)
+
+
+def _logfmt(value: str) -> str:
+    is_plain = value.isascii() and value.isprintable() and not set(value) & set(' "=\\')
+    return value if is_plain else json.dumps(value)
+
+
+def _print_json(start: Start, start_id: str, seconds: float) -> None:
+    tree: dict[str, Any] = {
+        "bytes": start.bytes,
+        "exit_code": start.exit_code,
+        "folder": start.folder,
+        "hint": start.hint,
+        "names": start.names,
+        "outcome": start.outcome,
+        "reason": start.reason,
+        "seconds": round(seconds, 3),
+        "start_id": start_id,
+        "statements": start.statements,
+        "trust": start.trust,
+        "variables": dict(start.variables),
+    }
+    try:
+        print(json.dumps(tree, sort_keys=True), flush=True)
+    except (OSError, ValueError):
+        return  # a closed stdout is no reason not to start
+
+
+def _say(line: str) -> None:
+    # One write of the whole line: lines of several ranks do not mix, and a closed stderr stops nothing.
+    try:
+        os.write(2, (line + "\n").encode(errors="backslashreplace"))
+    except OSError:
+        return
+
+
+def _catch_signals() -> None:
+    """SIGTERM and SIGINT during the restore end this process at once, with their exit codes; nothing is started."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        _say(f'cachepipe restore outcome=refused reason="ended by {signal.Signals(number).name} before the start"')
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)

@@ -1,0 +1,278 @@
+"""Verifies a published release on this machine: what a service would get, before a service gets it.
+
+1 plan      expand the manifest, read the channel or lock file, choose this machine's artifact
+2 compare   entry keys of manifest and artifact: has the source moved on
+3 prove     (prove) per entry: restored by the code that services use into an empty folder, every bucket, fresh process
+4 files     (with `--files`) SHA-256 of every restored file against the file table
+5 judge     the gates; (with `--explain`) say which component of a missed key differs
+
+No process here has built, and none that built is alive: what passes does so from the store alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from cachepipe.adapters.machine import machine_fingerprint
+from cachepipe.adapters.manifest_file import load_manifest
+from cachepipe.adapters.progress import Progress
+from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir, build_root, write_evidence
+from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
+from cachepipe.domain.entry import bucket_label
+from cachepipe.domain.evidence import EntryEvidence, Phases, Work
+from cachepipe.domain.explain import explain_misses
+from cachepipe.domain.gates import GateLimits, judge, refuse
+from cachepipe.domain.index import IndexRow, select
+from cachepipe.domain.lock import read_lock
+from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.record import sha256
+from cachepipe.domain.statement import EntryRecord, Statement
+from cachepipe.errors import BuildError, UsageError
+from cachepipe.workflows.assemble import references
+from cachepipe.workflows.build import WORK_FOLDER
+from cachepipe.workflows.carry import read_explain
+from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
+from cachepipe.workflows.jobs import Shop
+from cachepipe.workflows.plan import Plan, plan_release
+from cachepipe.workflows.prove import RestoreSource, prove_entry
+from cachepipe.workflows.targets import matching_devices
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """The options of `cachepipe verify`."""
+
+    manifest: Path
+    store: str | None = None
+    """None: the manifest's."""
+    cache_root: str | None = None
+    """Another place than the builder's: verifies relocation as well."""
+    channel: str | None = None
+    """None: the manifest's."""
+    lock: Path | None = None
+    hides_compiler: bool = False
+    min_hit_rate: float | None = None
+    min_speedup: float | None = None
+    checks_files: bool = False
+    explains: bool = False
+    report: Path | None = None
+    work: Path | None = None
+    """None: `.cachepipe/<release>` beside the manifest."""
+
+
+@dataclass(frozen=True)
+class VerifiedBucket:
+    """One row of the table; seconds of first calls."""
+
+    entry: str
+    shape_bucket: str
+    graphs: int
+    hits: Mapping[str, str]
+    """Layer → `hits/lookups`."""
+    work: Work
+    cold_s: float
+    restored_s: float
+    eager_s: float
+    phases: Phases
+    max_abs_diff: float | None
+
+
+@dataclass(frozen=True)
+class VerifySummary:
+    """What the verification of one target's artifact found."""
+
+    release: str
+    device: str
+    artifact: str
+    statement: str
+    status: str
+    """Of the signature: `unsigned`, …"""
+    shape_buckets: tuple[VerifiedBucket, ...]
+    checked_files: int
+    violations: tuple[str, ...]
+    explanations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Verification:
+    request: VerifyRequest
+    plan: Plan
+    store: Store
+    artifact: Artifact
+    source: RestoreSource
+    limits: GateLimits
+
+
+def verify(request: VerifyRequest, progress: Progress, now: datetime) -> tuple[VerifySummary, ...]:
+    """Returns what was found, one summary per target that this machine matches; pass them to `refuse_violations`.
+
+    Args:
+        request: the options.
+        progress: talk.
+        now: time at which the channel's index must not have expired.
+
+    Raises:
+        ManifestError, UsageError: the manifest or the options have problems.
+        MissError, FingerprintMismatchError: nothing is published for this machine.
+        IntegrityError, TrustError, StoreError: what is published cannot be used.
+        UnsafePathError: the folder at which services restore cannot be held.
+        BuildError: no target matches this machine.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    # 1
+    manifest = load_manifest(request.manifest)
+    url = request.store or manifest.store
+    if url is None:
+        raise UsageError("no store is named", hint="give `--store`, or set `store` in the manifest")
+    store = open_store(url)
+    summaries = []
+    for device in matching_devices(manifest, progress.say):
+        plan = plan_release(manifest, request.manifest, device)
+        artifact = _choose(request, manifest, plan, store, now)
+        channel = ("--lock", str(request.lock.absolute())) if request.lock else ("--channel", _channel(request, manifest))
+        source = RestoreSource(_absolute(url), plan.name, channel)
+        limits = _limits(request, manifest)
+        summaries.append(_verify_artifact(_Verification(request, plan, store, artifact, source, limits), progress))
+    return tuple(summaries)
+
+
+def refuse_violations(summaries: Sequence[VerifySummary]) -> None:
+    """Raises:
+    VerificationError: any summary has a violation; all of them are listed.
+    """
+    refuse([violation for summary in summaries for violation in summary.violations])
+
+
+def _channel(request: VerifyRequest, manifest: Manifest) -> str:
+    return request.channel or manifest.channel
+
+
+def _absolute(url: str) -> str:
+    return url if "://" in url else f"file://{url}"
+
+
+def _limits(request: VerifyRequest, manifest: Manifest) -> GateLimits:
+    limits = GateLimits(**manifest.gates.model_dump())
+    if request.min_hit_rate is not None:
+        limits = replace(limits, min_hit_rate=request.min_hit_rate)
+    return limits if request.min_speedup is None else replace(limits, min_speedup=request.min_speedup)
+
+
+def _choose(request: VerifyRequest, manifest: Manifest, plan: Plan, store: Store, now: datetime) -> Artifact:
+    machine = machine_fingerprint([plan.device])
+    if request.lock is not None:
+        try:
+            lock = read_lock(request.lock.read_bytes())
+        except OSError as error:
+            raise UsageError(f"the lock file cannot be read: {request.lock}: {error.strerror}") from error
+        row: IndexRow = select(lock.rows, machine, str(request.lock))
+    else:
+        index = read_channel(store, plan.name, _channel(request, manifest), now).index
+        row = select(index.rows, machine, f"{plan.name}@{index.channel}", index.revoked)
+    return read_artifact(store, row, plan.name)
+
+
+def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
+    statement, request = run.artifact.statement, run.request
+    # 2
+    violations = list(stale_entries(run.plan, statement))
+    # A folder of its own: the results of a build are bound to the same entry keys, and must survive.
+    work = WorkDir((request.work or request.manifest.absolute().parent / WORK_FOLDER / run.plan.name) / "verify")
+    root_path = Path(request.cache_root, run.plan.name) if request.cache_root else Path(statement.root)
+    buckets: list[VerifiedBucket] = []
+    explanations: list[str] = []
+    checked = 0
+    search_path = work.path_without_compilers(os.environ.get("PATH", os.defpath)) if request.hides_compiler else ""
+
+    def on_wait() -> None:
+        progress.say(f"waiting: another build holds {root_path}")
+
+    with build_root(root_path, on_wait) as root:
+        shop = Shop(work, root, run.plan.python_path, progress)
+        for number, record in enumerate(statement.entries):
+            # 3
+            entry = work.entry(Binding(record.key, f"verify {run.artifact.digest}", str(root_path)), is_fresh=True)
+            try:
+                evidence = prove_entry(shop, record.spec, entry, run.source, "verify", search_path=search_path)
+            except BuildError as error:
+                violations.append(str(error))
+                continue
+            if request.report is not None:
+                write_evidence(request.report, evidence)
+            # 4
+            if request.checks_files and number == 0:
+                table = read_file_table(run.store, statement)
+                violations += wrong_files(root, table)
+                checked = len(table.files)
+            # 5
+            violations += judge(run.limits, record.spec, evidence, references(record))
+            buckets += _rows(record, evidence)
+            if request.explains:
+                built = read_explain(run.store, run.artifact).get(record.spec.id, {})
+                explanations += explain_misses(record.spec.id, evidence, built)
+    identity = (run.plan.name, run.plan.device, statement.artifact, run.artifact.digest, run.artifact.status)
+    return VerifySummary(*identity, tuple(buckets), checked, tuple(violations), tuple(explanations))
+
+
+def stale_entries(plan: Plan, statement: Statement) -> tuple[str, ...]:
+    """Returns how the manifest has moved on since the artifact was built, in words; empty: it has not."""
+    built = {record.spec.id: record for record in statement.entries}
+    found = []
+    for planned in plan.entries:
+        record = built.pop(planned.spec.id, None)
+        if record is None:
+            found.append(f"stale: {planned.spec.id}: in the manifest, not in artifact {statement.artifact}")
+        elif record.key != planned.key:
+            names = sorted({*record.key_parts, *planned.key_parts})
+            changed = [name for name in names if record.key_parts.get(name) != planned.key_parts.get(name)]
+            found.append(f"stale: {planned.spec.id}: changed since the build: {', '.join(changed)}")
+    found += [f"stale: {entry}: in artifact {statement.artifact}, not in the manifest" for entry in built]
+    return tuple(found)
+
+
+def wrong_files(root: BuildRoot, table: FileTable) -> list[str]:
+    """Returns every file of the table that is missing in the restored folder or has other bytes."""
+    found = []
+    for row in table.files:
+        try:
+            data = (root.path / row.path).read_bytes()
+        except OSError as error:
+            found.append(f"file {row.path}: cannot be read ({error.strerror})")
+            continue
+        if row.has_root_token:
+            data = data.replace(str(root.path).encode(), ROOT_TOKEN.encode())
+        if sha256(data) != row.sha256:
+            found.append(f"file {row.path}: SHA-256: wanted {row.sha256[:16]}, found {sha256(data)[:16]}")
+    return found
+
+
+def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
+    facts = {bucket_label(row.shape_bucket): row for row in record.shape_buckets}
+    rows = []
+    for bucket in evidence.shape_buckets:
+        label = bucket_label(bucket.shape_bucket)
+        lookups = [lookup for lookup in evidence.lookups if lookup.shape_bucket == label]
+        hits = {
+            layer: f"{sum(x.outcome == 'hit' for x in lookups if x.layer == layer)}/{sum(x.layer == layer for x in lookups)}"
+            for layer in dict.fromkeys(lookup.layer for lookup in lookups)
+        }
+        row = VerifiedBucket(
+            entry=record.spec.id,
+            shape_bucket=label,
+            graphs=bucket.graphs,
+            hits=hits,
+            work=bucket.work,
+            cold_s=facts[label].cold_s,
+            restored_s=bucket.first_call_s,
+            eager_s=facts[label].eager_s,
+            phases=bucket.phases,
+            max_abs_diff=bucket.max_abs_diff,
+        )
+        rows.append(row)
+    return rows
+

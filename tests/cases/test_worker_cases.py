@@ -1,0 +1,123 @@
+"""Field cases that a single worker process answers, on real torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cachepipe.domain.entry import Context, DynamicDim
+from cachepipe.domain.evidence import hit_rate
+from tests.support.jobs import run_job, spec_of
+
+GRAD = Context("grad", None, "highest", False)
+
+
+def test_case_f1_more_buckets_than_the_recompile_limit_are_all_compiled(tmp_path: Path) -> None:
+    spec = spec_of("mm_product", tuple({"batch": size} for size in range(2, 14)))
+    evidence = run_job(spec, tmp_path)
+    assert evidence.error == ""
+    assert [bucket.graphs for bucket in evidence.shape_buckets] == [1] * 12
+    assert not any(bucket.problems for bucket in evidence.shape_buckets)
+
+
+def test_case_f8_a_restored_start_in_another_order_hits_every_bucket(tmp_path: Path) -> None:
+    spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}, {"batch": 16}))
+    assert run_job(spec, tmp_path).error == ""
+    evidence = run_job(spec, tmp_path, "prove", order=(1, 2, 0))
+    assert hit_rate(evidence) == 1.0
+    assert [bucket.shape_bucket["batch"] for bucket in evidence.shape_buckets] == [8, 16, 4]
+
+
+def test_a_dynamic_dimension_is_one_graph_for_all_sizes_but_one(tmp_path: Path) -> None:
+    sizes = ({"batch": 1}, {"batch": 4}, {"batch": 9})
+    spec = spec_of("mm_product", sizes, dynamic_dims={"batch": DynamicDim(2, 64)})
+    cold = run_job(spec, tmp_path)
+    assert [bucket.graphs for bucket in cold.shape_buckets] == [1, 1, 0]
+    assert not any(bucket.problems for bucket in cold.shape_buckets)
+    restored = run_job(spec, tmp_path, "prove", order=(2, 1, 0))
+    assert hit_rate(restored) == 1.0 and restored.error == ""
+
+
+@pytest.mark.parametrize(
+    ("factory", "cause"),
+    [
+        ("never_compiles_stance", "set_stance"),
+        ("never_compiles_disabled", "config.disable"),
+        ("never_caches", "force_disable_caches"),
+    ],
+)
+def test_case_g8_e1_a_bucket_that_leaves_nothing_says_which_switch_did_it(
+    tmp_path: Path, factory: str, cause: str
+) -> None:
+    evidence = run_job(spec_of(factory), tmp_path)
+    problems = " ".join(problem for bucket in evidence.shape_buckets for problem in bucket.problems)
+    assert cause in problems, evidence
+
+
+def test_case_g8_hidden_compile_errors_are_refused_before_the_first_call(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("hides_errors"), tmp_path)
+    assert "suppress_errors" in evidence.error and evidence.shape_buckets == ()
+
+
+def test_case_g8_a_graph_break_is_counted_with_its_place(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("mm_graph_break"), tmp_path)
+    assert evidence.shape_buckets[0].graph_breaks == 1
+    assert evidence.shape_buckets[0].graphs == 2
+    assert "case_models.py" in evidence.graph_breaks[0]
+
+
+def test_case_g1_a_refused_autograd_function_carries_torchs_reason(tmp_path: Path) -> None:
+    spec = spec_of("autograd_function", context=GRAD, requires_grad=True, train=True)
+    evidence = run_job(spec, tmp_path)
+    assert any("refuses to cache" in problem and len(problem) > 60 for problem in evidence.shape_buckets[0].problems)
+
+
+def test_case_g5_a_higher_order_op_is_refused_with_torchs_reason(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("conditional"), tmp_path)
+    assert any("cond" in problem for problem in evidence.shape_buckets[0].problems), evidence.shape_buckets[0].problems
+
+
+def test_case_g3_freezing_is_a_named_refusal(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("small", options={"freezing": True}), tmp_path)
+    problems = " ".join(evidence.shape_buckets[0].problems)
+    assert "refuses to cache" in problems
+
+
+def test_an_exception_of_the_factory_becomes_evidence(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("raises"), tmp_path)
+    assert evidence.error_kind == "RuntimeError" and "weights are missing" in evidence.error
+    assert "case_models.py" in evidence.traceback
+
+
+def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_path: Path) -> None:
+    spec = spec_of("small")
+    cold = run_job(spec, tmp_path, record_components=False)
+    assert cold.work.native_builds >= 1 and cold.error == ""
+    plain = run_job(spec, tmp_path, "verify", record_components=False)
+    explained = run_job(spec, tmp_path, "prove", record_components=True)
+    for evidence in (plain, explained):
+        assert hit_rate(evidence) == 1.0
+        assert evidence.work.native_builds == 0 and evidence.work.benchmarks == 0
+        first = evidence.shape_buckets[0]
+        phases = first.phases
+        parts = (phases.trace_s, phases.lookup_s, phases.load_s, phases.compile_s, phases.run_s)
+        assert sum(parts) == pytest.approx(first.first_call_s, rel=0.01)
+        assert phases.compile_s == 0.0 and phases.trace_s > 0.0
+    assert len(explained.components) >= 5 and plain.components == {}
+    assert explained.shape_buckets[0].is_close is True
+
+
+def test_a_training_entry_runs_backward_and_compares_gradients(tmp_path: Path) -> None:
+    spec = spec_of("small", context=GRAD, requires_grad=True, train=True, eval=False)
+    assert run_job(spec, tmp_path).error == ""
+    evidence = run_job(spec, tmp_path, "prove")
+    assert hit_rate(evidence) == 1.0
+    assert evidence.shape_buckets[0].is_close is True
+    assert evidence.work.native_builds == 0
+
+
+def test_case_b4_other_numbers_than_eager_are_seen(tmp_path: Path) -> None:
+    spec = spec_of("small", rtol=0.0, atol=0.0)
+    evidence = run_job(spec, tmp_path, "prove")
+    assert evidence.shape_buckets[0].is_close is False and (evidence.shape_buckets[0].max_abs_diff or 0) > 0

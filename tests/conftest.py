@@ -1,0 +1,43 @@
+"""Fixtures of all tests. The checkout is appended to sys.path for `tests.support`: an installed cachepipe comes first."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+if str(REPOSITORY) not in sys.path:
+    sys.path.append(str(REPOSITORY))
+
+from tests.support.release import Release, build_quickstart
+
+
+@pytest.fixture(scope="session")
+def quickstart_release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """The quickstart, built and published once per run; a lock file keeps parallel test processes from building twice.
+
+    Tests must not change it: restore to another folder, or copy the store.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    record = base / "quickstart.json"
+    made = None
+    with (base / "quickstart.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not record.exists():
+            made = Path(tempfile.mkdtemp(prefix="cachepipe-quickstart-"))
+            made.chmod(0o755)  # a service under another user id reads the store
+            record.write_text(json.dumps(asdict(build_quickstart(made))))
+    yield Release(**json.loads(record.read_text()))
+    if made is not None:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""What every store must do; a new store is one more row in `FACTORIES`."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachepipe.adapters.store import Store, check_key, open_store
+from cachepipe.errors import IntegrityError, StoreError
+
+FACTORIES: dict[str, Callable[[Path], str]] = {"local": lambda folder: f"file://{folder / 'store'}"}
+"""Kind of store → the address of a fresh one."""
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture(params=sorted(FACTORIES))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return FACTORIES[request.param](tmp_path)
+
+
+@pytest.fixture
+def store(url: str) -> Store:
+    return open_store(url)
+
+
+def test_an_absent_object_is_none(store: Store) -> None:
+    assert store.get("v1/a", 10) is None
+    assert list(store.list("v1/")) == []
+
+
+def test_a_created_object_is_read_and_listed_at_once(store: Store, url: str) -> None:
+    assert store.put_if_absent("v1/a/b", b"data") is True
+    other = open_store(url)
+    assert other.get("v1/a/b", 4) == b"data"
+    assert list(other.list("v1/")) == ["v1/a/b"]
+
+
+def test_an_existing_object_is_never_replaced(store: Store) -> None:
+    assert store.put_if_absent("v1/a", b"first") is True
+    assert store.put_if_absent("v1/a", b"second") is False
+    assert store.put_if_absent("v1/a", b"first") is False
+    assert store.get("v1/a", 10) == b"first"
+
+
+def test_an_empty_object_is_an_object(store: Store) -> None:
+    assert store.put_if_absent("v1/a", b"") is True
+    assert store.get("v1/a", 0) == b""
+    assert store.put_if_absent("v1/a", b"x") is False
+
+
+def test_an_object_longer_than_asked_for_is_refused(store: Store) -> None:
+    store.put_if_absent("v1/a", b"12345")
+    assert store.get("v1/a", 5) == b"12345"
+    with pytest.raises(IntegrityError) as caught:
+        store.get("v1/a", 4)
+    assert caught.value.found == 5
+
+
+def test_a_large_object_comes_back_whole(store: Store) -> None:
+    data = bytes(range(256)) * (9 << 12)
+    assert store.put_if_absent("v1/big", data) is True
+    assert store.get("v1/big", len(data)) == data
+
+
+def test_the_hint_is_overwritten(store: Store) -> None:
+    store.put_hint("v1/hint", b"1")
+    store.put_hint("v1/hint", b"22")
+    assert store.get("v1/hint", 10) == b"22"
+    assert list(store.list("v1/")) == ["v1/hint"]
+
+
+def test_a_list_is_sorted_and_holds_the_prefix_only(store: Store) -> None:
+    for key in ("v1/b/2", "v1/b/10", "v1/a", "v1/bc", "v2/x"):
+        store.put_if_absent(key, b"x")
+    assert list(store.list("v1/")) == ["v1/a", "v1/b/10", "v1/b/2", "v1/bc"]
+    assert list(store.list("v1/b")) == ["v1/b/10", "v1/b/2", "v1/bc"]
+    assert list(store.list("v1/b/")) == ["v1/b/10", "v1/b/2"]
+    assert list(store.list("v1/nothing/")) == []
+    assert list(store.list("")) == ["v1/a", "v1/b/10", "v1/b/2", "v1/bc", "v2/x"]
+
+
+def test_a_deleted_object_is_gone_and_its_name_is_free(store: Store) -> None:
+    store.put_if_absent("v1/a", b"1")
+    store.delete("v1/a")
+    store.delete("v1/a")
+    assert store.get("v1/a", 10) is None
+    assert list(store.list("")) == []
+    assert store.put_if_absent("v1/a", b"2") is True
+
+
+UNSAFE_KEYS = ["", "/", "/etc/passwd", "a//b", "a/", "../a", "a/../b", "a/..", ".", "a/./b", ".tmp/x", "a/.b"]
+UNSAFE_KEYS += ["a\\b", "a b", "a\0b", "é", "a" * 600, "a\n"]
+
+
+@pytest.mark.parametrize("key", UNSAFE_KEYS)
+def test_a_key_that_could_leave_the_store_is_refused(store: Store, key: str) -> None:
+    for act in (
+        lambda: store.get(key, 1),
+        lambda: store.put_if_absent(key, b"x"),
+        lambda: store.put_hint(key, b"x"),
+        lambda: store.delete(key),
+        lambda: check_key(key),
+    ):
+        with pytest.raises(StoreError):
+            act()
+
+
+def test_a_prefix_that_could_leave_the_store_is_refused(store: Store) -> None:
+    for prefix in ("../", "/etc/", "a/../../b/", ".tmp/"):
+        with pytest.raises(StoreError):
+            list(store.list(prefix))
+
+
+def _create(url: str, number: int, rounds: int, start: object, answers: object) -> None:
+    store = open_store(url)
+    start.wait()  # type: ignore[attr-defined]
+    won = [store.put_if_absent(f"v1/race/{round_}", b"%d" % number * 5000) for round_ in range(rounds)]
+    answers.put((number, won))  # type: ignore[attr-defined]
+
+
+def test_of_eight_racing_creators_exactly_one_wins(store: Store, url: str) -> None:
+    rounds, writers = 20, 8
+    start, answers = SPAWN.Barrier(writers), SPAWN.Queue()
+    processes = [SPAWN.Process(target=_create, args=(url, n, rounds, start, answers)) for n in range(writers)]
+    for process in processes:
+        process.start()
+    results = dict(answers.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    for round_ in range(rounds):
+        winners = [number for number, won in results.items() if won[round_]]
+        assert len(winners) == 1, f"round {round_}: {winners}"
+        assert store.get(f"v1/race/{round_}", 1 << 20) == b"%d" % winners[0] * 5000
+
+
+def _write_hints(url: str, number: int, rounds: int) -> None:
+    store = open_store(url)
+    for _ in range(rounds):
+        store.put_hint("v1/hint", b"%d" % number * 3000)
+
+
+def test_a_reader_never_sees_a_mixture_of_hints(store: Store, url: str) -> None:
+    store.put_hint("v1/hint", b"0" * 3000)
+    processes = [SPAWN.Process(target=_write_hints, args=(url, n, 60)) for n in range(2)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        seen = store.get("v1/hint", 10_000)
+        assert seen in (b"0" * 3000, b"1" * 3000)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0

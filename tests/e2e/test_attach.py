@@ -1,0 +1,162 @@
+"""The `.pth` file attaches to every kind of Python process that serves, and to no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachepipe.domain.variables import cache_variables
+from tests.support.jobs import MODELS
+
+SERVICE = """
+import os, sys
+sys.path.insert(0, {models!r})
+import torch, cachepipe
+import case_models
+model = torch.compile(case_models.mm_product().eval().requires_grad_(False), dynamic=False)
+def serve():
+    with torch.inference_mode():
+        model(torch.ones(4, 8))
+{body}
+"""
+DIGEST = "d" * 64
+
+
+def run(
+    tmp_path: Path, body: str, *words: str, code: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "service.py"
+    script.write_text(code or SERVICE.format(models=str(MODELS), body=body))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "CACHEPIPE_ATTACH": "1",
+        "CACHEPIPE_START_ID": "start1",
+        "CACHEPIPE_STATE_DIR": str(tmp_path / "state"),
+        "CACHEPIPE_RESTORED": DIGEST,
+        **cache_variables(str(tmp_path / "root")),
+        **variables,
+    }
+    command = [*(words or (sys.executable,)), str(script)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+
+
+def ready_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("cachepipe ready")]
+
+
+def marks(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "state" / "attempts" / DIGEST
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (sys.executable,),
+        (sys.executable, "-I"),
+        (sys.executable, "-X", "utf8"),
+        ("bash", "-c", f'"{sys.executable}" "$0"'),
+        (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
+    ],
+    ids=["plain", "isolated", "options", "shell", "torchrun"],
+)
+def test_one_line_says_what_the_start_did(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, "serve()\ncachepipe.ready()", *words)
+    assert done.returncode == 0, done.stderr
+    lines = ready_lines(done)
+    assert len(lines) == 1 and "start=start1" in lines[0] and "graphs=1" in lines[0] and "how=ready" in lines[0]
+    assert marks(tmp_path) == []
+
+
+def test_a_sitecustomize_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.users_own = 1\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    done = run(tmp_path, "serve()\nassert sys.users_own == 1\ncachepipe.ready()", PYTHONPATH=path)
+    assert done.returncode == 0 and len(ready_lines(done)) == 1, done.stderr
+
+
+def test_a_forked_server_reports_from_its_worker(tmp_path: Path) -> None:
+    body = """
+pid = os.fork()
+if pid == 0:
+    serve()
+    cachepipe.ready()
+    os._exit(0)
+os.waitpid(pid, 0)
+os._exit(0)
+"""
+    done = run(tmp_path, body)
+    assert len(ready_lines(done)) == 1 and "graphs=1" in ready_lines(done)[0], done.stderr
+
+
+def test_a_spawned_worker_attaches_by_itself(tmp_path: Path) -> None:
+    body = """
+def child():
+    serve()
+    cachepipe.ready()
+if __name__ == "__main__":
+    import multiprocessing
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    os._exit(process.exitcode)
+"""
+    done = run(tmp_path, body)
+    assert done.returncode == 0 and len(ready_lines(done)) == 1, done.stderr
+
+
+def test_torchs_compile_worker_is_left_alone(tmp_path: Path) -> None:
+    code = "import sys, torch._inductor\nassert 'cachepipe.runtime.attach' not in sys.modules, sys.orig_argv\n"
+    done = run(tmp_path, "", sys.executable, "-c", f"exec({code!r})", "torch/_inductor/compile_worker/__main__.py")
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_variable_nothing_is_attached(tmp_path: Path) -> None:
+    body = "serve()\nassert cachepipe.report()['attached'] is False\ncachepipe.ready()"
+    done = run(tmp_path, body, CACHEPIPE_ATTACH="0")
+    assert done.returncode == 0 and ready_lines(done) == [], done.stderr
+
+
+def test_an_orderly_exit_without_ready_is_reported_and_ends_the_trial(tmp_path: Path) -> None:
+    done = run(tmp_path, "serve()")
+    assert "how=exit" in ready_lines(done)[0] and marks(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "raise RuntimeError('bad')"])
+def test_a_death_in_the_first_calls_leaves_the_mark(tmp_path: Path, end: str) -> None:
+    done = run(tmp_path, f"serve()\n{end}")
+    assert done.returncode in (1, -signal.SIGKILL, -signal.SIGSEGV)
+    assert len(marks(tmp_path)) == 1
+
+
+def test_case_f4_a_late_compile_is_logged_with_its_shape(tmp_path: Path) -> None:
+    body = "serve()\ncachepipe.ready()\nwith torch.inference_mode():\n    model(torch.ones(5, 8))\nprint(cachepipe.report()['late'])"
+    done = run(tmp_path, body)
+    line = next(line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile"))
+    assert "x:5x8" in line
+    assert done.stdout.strip() == "1"
+
+
+def test_after_ready_no_frame_of_ours_runs_on_a_warm_call(tmp_path: Path) -> None:
+    body = """
+serve()
+cachepipe.ready()
+seen = []
+def profile(frame, event, argument):
+    if event == "call" and "cachepipe" in frame.f_code.co_filename:
+        seen.append(frame.f_code.co_name)
+sys.setprofile(profile)
+serve()
+sys.setprofile(None)
+assert seen == [], seen
+"""
+    done = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,84 @@
+"""Runs the real worker on one entry, as the builder does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cachepipe.domain.entry import Context, EntrySpec
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.job import Job
+from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.domain.variables import cache_variables
+
+MODELS = Path(__file__).parent / "models"
+
+
+def spec_of(factory: str, shape_buckets: tuple[dict[str, int], ...] = ({"batch": 8},), **changes: Any) -> EntrySpec:
+    """Returns an entry of `case_models` with input x: (batch, 8), mode default, inference mode."""
+    spec = EntrySpec(
+        model="case",
+        dtype="float32",
+        mode="default",
+        device="cpu",
+        factory=f"case_models:{factory}",
+        args={},
+        method="forward",
+        call="args",
+        fullgraph=False,
+        dynamic=False,
+        options={},
+        eval=True,
+        requires_grad=False,
+        memory_format="contiguous",
+        context=Context("inference_mode", None, "highest", False),
+        inputs={"x": {"shape": ["batch", 8], "dtype": "float32"}},
+        shape_buckets=shape_buckets,
+        dynamic_dims={},
+        train=False,
+        loss=None,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    return replace(spec, **changes)
+
+
+def run_job(
+    spec: EntrySpec,
+    folder: Path,
+    step: str = "tune",
+    order: tuple[int, ...] | None = None,
+    variables: dict[str, str] | None = None,
+    **changes: Any,
+) -> EntryEvidence:
+    """Returns the evidence of one fresh process; the cache folder is `folder/root` and is kept between calls."""
+    root = folder / "root"
+    result = folder / f"{step}.json"
+    result.unlink(missing_ok=True)
+    job = Job(
+        step=step,
+        spec=spec,
+        bucket_order=order or tuple(range(len(spec.shape_buckets))),
+        calls_per_bucket=2,
+        python_path=(str(MODELS),),
+        result=str(result),
+        root=str(root),
+        compare_with_eager=step == "prove",
+        record_components=False,
+    )
+    job_file = folder / f"{step}.job"
+    job_file.write_bytes(record_bytes(replace(job, **changes)))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), **cache_variables(str(root))}
+    finished = subprocess.run(
+        [sys.executable, "-m", "cachepipe.adapters.worker", str(job_file)],
+        env={**environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.exists(), finished.stderr[-4000:]
+    return read_record(EntryEvidence, result.read_bytes(), "evidence", 1 << 28)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachepipe.adapters import openwatch
+from cachepipe.adapters.openwatch import OpenWatch
+
+
+def tree(tmp_path: Path) -> Path:
+    for name in ("inductor/ab/x.py", "inductor/ab/y.py", "triton/0/KEY/k.cubin", "top"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path
+
+
+def test_files_that_another_process_opened_are_named_and_others_are_not(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    with OpenWatch(root) as watch:
+        code = "import sys; [open(path).close() for path in sys.argv[1:]]"
+        names = ["inductor/ab/x.py", "triton/0/KEY/k.cubin"]
+        subprocess.run([sys.executable, "-c", code, *(str(root / name) for name in names)], check=True)
+        os.listdir(root / "inductor/ab")
+        os.stat(root / "top")
+    assert watch.opened() == set(names)
+
+
+def test_a_folder_that_appears_is_watched_and_what_it_holds_counts_as_opened(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    with OpenWatch(root) as watch:
+        (root / "inductor/new/deep").mkdir(parents=True)
+        (root / "inductor/new/deep/z").write_text("")
+    assert watch.opened() == {"inductor/new/deep/z"}
+
+
+def test_an_overflow_means_that_everything_is_kept(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    with OpenWatch(root) as watch:
+        watch._take(openwatch._HEADER.pack(-1, openwatch.IN_Q_OVERFLOW, 0, 0))
+    assert watch.opened() is None
+
+
+def test_without_inotify_everything_is_kept(tmp_path: Path) -> None:
+    class OldLibc:
+        pass
+
+    watch = OpenWatch(tree(tmp_path))
+    watch._libc = OldLibc()  # type: ignore[assignment]
+    with watch:
+        pass
+    assert watch.opened() is None
+
+
+@pytest.mark.parametrize("count", [3000])
+def test_many_opens_are_all_seen(tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        (tmp_path / f"f{number}").touch()
+    with OpenWatch(tmp_path) as watch:
+        for number in range(count):
+            (tmp_path / f"f{number}").open().close()
+    assert watch.opened() == {f"f{number}" for number in range(count)}

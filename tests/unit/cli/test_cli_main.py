@@ -1,0 +1,218 @@
+"""The command line: fast help, one boundary for errors, data on stdout."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from cachepipe import __version__, errors
+from cachepipe.cli.boundary import run
+from cachepipe.cli.main import VERBS, ClosedPipe, cli
+from tests.support.release import cachepipe_argv, clean_environment, run_cachepipe
+
+HEAVY = ("torch", "pydantic", "boto3", "rich", "yaml", "zstandard", "asyncio")
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    context = click.Context(cli, info_name="cachepipe")
+    found = [(name, cli.get_command(context, name)) for name in VERBS]
+    return [(name, command) for name, command in found if command is not None]
+
+
+def test_help_lists_every_verb_without_importing_one() -> None:
+    script = (
+        "import sys; from cachepipe.cli.main import main; code = main(['--help']);"
+        f"print([m for m in {HEAVY!r} if m in sys.modules]); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name, verb in VERBS.items():
+        assert name in done.stdout
+        assert verb.help.split()[0] in done.stdout
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_help_with_examples_and_a_short_option(name: str) -> None:
+    done = run_cachepipe(name, "-h")
+    assert done.returncode == 0, done.stderr
+    assert "Examples:" in done.stdout
+    assert f"cachepipe {name}" in done.stdout
+
+
+def test_every_long_option_has_its_variable() -> None:
+    for name, command in commands():
+        for parameter in command.params:
+            if not isinstance(parameter, click.Option):
+                continue
+            flags = [flag for flag in parameter.opts if flag.startswith("--")]
+            variable = "CACHEPIPE_" + flags[0].removeprefix("--").replace("-", "_").upper()
+            envvar = parameter.envvar
+            known = [envvar] if isinstance(envvar, str) else list(envvar or ())
+            assert variable in known, f"{name} {flags[0]}"
+
+
+def test_version_is_data() -> None:
+    done = run_cachepipe("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cachepipe {__version__}\n", "")
+
+
+def test_no_command_shows_help_and_is_a_usage_error() -> None:
+    done = run_cachepipe()
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_option_is_one_line_and_a_hint() -> None:
+    done = run_cachepipe("ls", "--nmae", "x")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: no such option: --nmae")
+    assert lines[-1] == "hint: see `cachepipe ls --help`"
+    assert done.stdout == ""
+
+
+def test_a_missing_store_is_a_usage_error() -> None:
+    done = run_cachepipe("ls")
+    assert done.returncode == 2
+    assert "error: no store is given" in done.stderr
+
+
+def test_an_s3_store_is_refused_in_words() -> None:
+    done = run_cachepipe("ls", "s3://ml-cache/prod")
+    assert done.returncode == 15
+    assert "file:///" in done.stderr
+
+
+def test_with_json_an_error_is_an_object_on_stdout(tmp_path: Path) -> None:
+    done = run_cachepipe("ls", "s3://ml-cache/prod", "--json")
+    assert done.returncode == 15
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "StoreError"
+    assert error["exit_code"] == 15
+    assert set(error) == {"kind", "message", "hint", "exit_code"}
+
+
+def test_every_problem_of_a_manifest_is_a_line(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text("version: 1\nname: x\nmodel: []\nchanel: y\n")
+    done = run_cachepipe("plan", str(manifest))
+    assert done.returncode == 10
+    problems = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(problems) >= 3
+    assert any("chanel" in line and "channel" in line for line in problems)
+
+
+def group_that_raises(error: BaseException) -> click.Group:
+    @click.group()
+    def group() -> None:
+        pass
+
+    @group.command("go")
+    @click.option("--json", is_flag=True)
+    def go(json: bool) -> None:
+        raise error
+
+    return group
+
+
+def boundary(error: BaseException, *words: str) -> int:
+    return run(group_that_raises(error), ["go", *words], "_CACHEPIPE_COMPLETE", ClosedPipe)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UsageError("x"),
+        errors.ManifestError(["a:1: b: c"]),
+        errors.BuildError("m/float32/default", "tune", "no graph"),
+        errors.MissError("x"),
+        errors.IntegrityError("pack", "size", wanted=1, found=2),
+        errors.TrustError("x"),
+        errors.StoreError("x"),
+        errors.ConflictError("x"),
+        errors.UnsafePathError("/x", "open to others"),
+        errors.VerificationError(["a"]),
+        errors.FingerprintMismatchError(["cpu: wanted a, found b"]),
+        errors.NoRoomError("x"),
+        errors.DeadlineError("x"),
+        errors.Interrupted("interrupted"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_error_of_the_tree_leaves_with_its_own_code(
+    error: errors.CachepipeError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert boundary(error, "--json") == error.exit_code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["exit_code"] == error.exit_code
+    assert err.splitlines()[-1] == f"hint: {error.hint}"
+
+
+def test_the_readme_documents_every_exit_code() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    table = readme.split("### Exit codes")[1].split("## Manifest")[0]
+    tree = ast.parse(Path(str(errors.__file__)).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    for name in names:
+        assert str(getattr(errors, name).exit_code) in table, name
+
+
+def test_an_unexpected_exception_is_one_line_and_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary(ZeroDivisionError("by zero")) == 1
+    err = capsys.readouterr().err
+    assert err.splitlines()[0] == "error: ZeroDivisionError: by zero"
+    assert "Traceback" not in err
+
+
+def test_debug_adds_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CACHEPIPE_DEBUG", "1")
+    assert boundary(ZeroDivisionError("by zero")) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err.splitlines()[0] == "error: interrupted"
+
+
+def test_a_reader_that_went_away_is_no_traceback_and_no_success() -> None:
+    words = " ".join(f"'{word}'" for word in cachepipe_argv("completion", "bash"))
+    script = f"set -o pipefail; {{ sleep 0; {words}; }} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3> >(exec true); wait $!; {words} >&3; echo code $?"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "code 141\n", script
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_the_command(shell: str) -> None:
+    done = run_cachepipe("completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "_CACHEPIPE_COMPLETE" in done.stdout
+
+
+def test_completion_offers_verbs_without_importing_them() -> None:
+    env = clean_environment(_CACHEPIPE_COMPLETE="bash_complete", COMP_WORDS="cachepipe pro", COMP_CWORD="1")
+    done = run_cachepipe(env=env)
+    assert done.stdout.split() == ["plain,promote"]
+
+
+def test_every_verb_of_the_table_is_a_command() -> None:
+    for name, verb in VERBS.items():
+        module = importlib.import_module(f"cachepipe.cli.{verb.module}")
+        assert getattr(module, f"{name}_command").name == name

@@ -1,0 +1,84 @@
+"""Inputs, preparation and context: the same in every process, and nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from cachepipe.domain.entry import Context
+from cachepipe.errors import UsageError
+from cachepipe.runtime.calling import calling_context, flatten, gradients, loss, prepare
+from cachepipe.runtime.inputs import example_inputs, resolve
+from tests.support.jobs import spec_of
+
+
+def test_example_inputs_are_the_same_bytes_each_time() -> None:
+    spec = spec_of("small")
+    one, other = example_inputs(spec, {"batch": 3})[0][0], example_inputs(spec, {"batch": 3})[0][0]
+    assert one.shape == (3, 8) and torch.equal(one, other)
+
+
+def test_inputs_nest_and_keep_constants_fills_and_bounds() -> None:
+    inputs = {
+        "tokens": {"shape": ["batch", 4], "dtype": "int64", "low": 5, "high": 9},
+        "extra": {"mask": {"shape": ["batch"], "dtype": "bool", "fill": True}, "flag": {"const": None}},
+        "pair": [{"shape": [2], "dtype": "float32", "low": 1.0, "high": 2.0}, {"const": 7}],
+    }
+    args, kwargs = example_inputs(spec_of("small", inputs=inputs, call="kwargs"), {"batch": 2})
+    assert args == ()
+    assert kwargs["tokens"].min() >= 5 and kwargs["tokens"].max() < 9
+    assert kwargs["extra"]["mask"].tolist() == [True, True] and kwargs["extra"]["flag"] is None
+    assert (kwargs["pair"][0] >= 1.0).all() and kwargs["pair"][1] == 7
+
+
+def test_channels_last_reaches_images_and_their_module() -> None:
+    spec = spec_of(
+        "small", memory_format="channels_last", inputs={"x": {"shape": ["batch", 3, 4, 4], "dtype": "float32"}}
+    )
+    image = example_inputs(spec, {"batch": 2})[0][0]
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    module = prepare(spec, torch.nn.Conv2d(3, 3, 3))
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_preparing_sets_mode_gradients_and_dtype() -> None:
+    module = prepare(spec_of("small", dtype="bfloat16"), torch.nn.Linear(2, 2))
+    assert module.weight.dtype == torch.bfloat16
+    assert not module.training and not module.weight.requires_grad
+
+
+@pytest.mark.parametrize("grad", ["inference_mode", "no_grad", "grad"])
+def test_the_context_sets_everything_and_restores_it(grad: str) -> None:
+    spec = spec_of("small", context=Context(grad, "bfloat16", "high", False))
+    before = torch.get_float32_matmul_precision()
+    with calling_context(spec):
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_inference_mode_enabled() == (grad == "inference_mode")
+        assert torch.is_grad_enabled() == (grad == "grad")
+    assert torch.get_float32_matmul_precision() == before and torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_outputs_of_any_nesting_are_flattened_in_order() -> None:
+    @dataclasses.dataclass
+    class Output:
+        first: torch.Tensor
+        rest: dict[str, object]
+
+    tensors = [torch.tensor(float(i)) for i in range(4)]
+    nested = Output(tensors[0], {"a": [tensors[1], (tensors[2], "text")], "b": tensors[3], "c": None})
+    assert [float(tensor) for tensor in flatten(nested)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_gradients_are_taken_once() -> None:
+    module = torch.nn.Linear(2, 1)
+    loss(spec_of("small", train=True), module(torch.ones(1, 2))).backward()
+    assert len(gradients(module)) == 2 and gradients(module) == []
+
+
+def test_a_name_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UsageError, match="math:nothing"):
+        resolve("math:nothing")

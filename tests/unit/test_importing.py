@@ -1,0 +1,63 @@
+"""Hooks after imports never change or break an import."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachepipe import importing
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_hook_runs_once_after_the_module_is_complete(folder: Path) -> None:
+    (folder / "late_one.py").write_text("value = 1\nvalue = 2\n")
+    seen: list[int] = []
+    importing.when_imported("late_one", lambda module: seen.append(module.value))
+    import late_one  # type: ignore[import-not-found]
+
+    assert seen == [2]
+    assert late_one.__spec__.loader.__class__.__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(late_one.__spec__.loader)
+    assert importing._finder not in sys.meta_path
+
+
+def test_a_module_that_is_there_is_hooked_at_once() -> None:
+    seen: list[str] = []
+    importing.when_imported("json", lambda module: seen.append(module.__name__))
+    assert seen == ["json"]
+
+
+def test_an_error_in_a_hook_does_not_reach_the_importer(folder: Path) -> None:
+    (folder / "late_two.py").write_text("value = 1\n")
+
+    def hook(module: object) -> None:
+        raise RuntimeError("ours")
+
+    importing.when_imported("late_two", hook)
+    import late_two  # type: ignore[import-not-found]
+
+    assert late_two.value == 1
+    assert importing.swallowed[-1] == "late_two: RuntimeError: ours"
+
+
+def test_an_error_of_the_module_is_its_own(folder: Path) -> None:
+    (folder / "late_three.py").write_text("raise ValueError('theirs')\n")
+    cancel = importing.when_imported("late_three", lambda module: None)
+    with pytest.raises(ValueError, match="theirs"):
+        import late_three  # type: ignore[import-not-found]  # noqa: F401
+    cancel()
+
+
+def test_a_module_that_does_not_exist_stays_missing() -> None:
+    cancel = importing.when_imported("no_such_module_here", lambda module: None)
+    with pytest.raises(ModuleNotFoundError):
+        import no_such_module_here  # type: ignore[import-not-found]  # noqa: F401
+    cancel()
+    assert importing._finder not in sys.meta_path

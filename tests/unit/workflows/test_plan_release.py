@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachepipe.adapters.manifest_file import load_manifest
+from cachepipe.domain.artifact import Blob
+from cachepipe.domain.fingerprint import Fingerprint, Part
+from cachepipe.domain.statement import EntryRecord, Statement
+from cachepipe.errors import ManifestError, UsageError
+from cachepipe.workflows.plan import Plan, carried, plan_release
+from tests.support.manifests import small_manifest, write_manifest, write_sources
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+MODELS = "from parts import WIDTH\nSCALE = 2\ndef net(): return WIDTH * SCALE\ndef loss(x): return x\n"
+
+
+def _plan(folder: Path, name: str = "manifest.yaml", tree: Any = None, **changes: Any) -> Plan:
+    path = write_manifest(folder, tree or small_manifest(**changes), name)
+    return plan_release(load_manifest(path), path, "cpu")
+
+
+def _key(folder: Path, **changes: Any) -> str:
+    (entry,) = _plan(folder, **changes).entries
+    return entry.key
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_sources(tmp_path / "app", models=MODELS, parts="WIDTH = 3\n")
+
+
+def test_a_plan_names_root_entries_and_folders(folder: Path) -> None:
+    plan = _plan(folder)
+    assert (plan.name, plan.root, plan.device) == ("demo", "/var/cache/cachepipe/demo", "cpu")
+    assert plan.python_path == (folder,)
+    (entry,) = plan.entries
+    assert {"source:models.py", "source:parts.py"} < set(entry.key_parts)
+
+
+def test_what_cannot_change_the_result_keeps_the_key(folder: Path, tmp_path: Path) -> None:
+    key = _key(folder)
+    write_sources(folder, models="# comment\n\n" + MODELS.replace("\n", "\n\n"), unrelated="x = 1\n")
+    assert _key(folder) == key
+    assert _key(folder, name="renamed.yaml") == key
+    assert _key(folder, tolerance={"rtol": 0.5}) == key
+    tree = small_manifest()
+    others = {"gates": {"min_speedup": 9.0}, "channel": "nightly", "store": "/srv/store", "cache_root": "/opt/cache"}
+    assert _key(folder, tree={**tree, **others, "name": "other"}) == key
+    moved = tmp_path / "elsewhere/deep"
+    shutil.copytree(folder, moved)
+    assert _key(moved) == key
+    inner = moved / "manifests"
+    inner.mkdir()
+    assert _key(inner, tree={**tree, "python_path": [".."]}) == key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": {"x": {"shape": ["batch", 5]}}},
+        {"shape_buckets": [{"batch": 3}]},
+        {"dtypes": ["bfloat16"]},
+        {"modes": ["default"]},
+        {"compile": {"options": {"epilogue_fusion": True}}},
+        {"context": {"grad": "no_grad"}},
+        {"args": {"layers": 1}},
+        {"train": True, "loss": "models:loss"},
+    ],
+)
+def test_what_can_change_the_result_changes_the_key(folder: Path, changes: dict[str, Any]) -> None:
+    assert _key(folder, **changes) != _key(folder)
+
+
+def test_case_b7_a_changed_model_source_is_another_key(folder: Path) -> None:
+    key = _key(folder)
+    write_sources(folder, models=MODELS.replace("SCALE = 2", "SCALE = 3"))
+    changed = _key(folder)
+    assert changed != key
+    write_sources(folder, models=MODELS, parts="WIDTH = 4\n")
+    assert _key(folder) not in (key, changed)
+    write_sources(folder, parts="WIDTH = 3\n")
+    assert _key(folder) == key
+
+
+def test_what_the_manifest_names_and_nobody_has_is_reported_at_once_with_lines(folder: Path) -> None:
+    tree = small_manifest(sources=["*.json"], factory="models:nett", inputs="gone:inputs")
+    tree["models"].append({"name": "program", "command": ["python", "x.py"]})
+    path = write_manifest(folder, {**tree, "python_path": [".", "lib"]})
+    with pytest.raises(ManifestError) as caught:
+        plan_release(load_manifest(path), path, "cpu")
+    lines = path.read_text().splitlines()
+    wanted = [
+        ("- lib", "no such folder"),
+        ("models:nett", "no `nett` in module `models`"),
+        ("gone:inputs", "no module `gone`"),
+        ("*.json", "no file matches `*.json`"),
+        ("command", "cannot be built"),
+    ]
+    assert len(caught.value.problems) == len(wanted)
+    for text, words in wanted:
+        (problem,) = [problem for problem in caught.value.problems if words in problem]
+        assert text in lines[int(problem.removeprefix(f"{path}:").split(":")[0]) - 1]
+
+
+def test_a_device_without_a_target_is_refused(folder: Path) -> None:
+    path = write_manifest(folder, small_manifest())
+    with pytest.raises(UsageError, match="no target for device `cuda`: declared: cpu"):
+        plan_release(load_manifest(path), path, "cuda")
+
+
+def _statement(plan: Plan, key: str, **changes: Any) -> Statement:
+    blob = Blob(digest="0" * 64, size_bytes=1, raw_bytes=1)
+    record = EntryRecord(plan.entries[0].spec, key, {}, {}, (), 0, None, {})
+    values: dict[str, Any] = {
+        "format": 1,
+        "artifact": "01J",
+        "release": plan.name,
+        "root": plan.root,
+        "created_at": "2030-01-01T00:00:00Z",
+        "device": plan.device,
+        "fingerprint": (Part("torch", "2.13.0"),),
+        "entries": (record,),
+        "packs": (),
+        "table": blob,
+        "explain": blob,
+        "files": 1,
+        "unpacked_bytes": 1,
+        "tuned_bytes": 1,
+        "variables": {},
+        "compiler": {},
+        "gates": {},
+        "builder": {},
+        **changes,
+    }
+    return Statement(**values)
+
+
+def test_an_entry_is_carried_over_only_with_equal_key_place_device_and_machine(folder: Path) -> None:
+    plan = _plan(folder)
+    key = plan.entries[0].key
+    machine = Fingerprint((Part("torch", "2.13.0"),))
+    good = _statement(plan, key)
+    assert carried(plan, {"d1": good, "d2": good}, machine) == {key: "d2"}
+    assert carried(plan, {"d1": good, "d2": good}, machine, revoked=["d2"]) == {key: "d1"}
+    assert carried(plan, {"d1": _statement(plan, "another")}, machine) == {}
+    assert carried(plan, {"d1": _statement(plan, key, root="/elsewhere")}, machine) == {}
+    assert carried(plan, {"d1": _statement(plan, key, device="cuda")}, machine) == {}
+    assert carried(plan, {"d1": good}, Fingerprint((Part("torch", "2.11.0"),))) == {}
+
+
+def test_the_manifests_of_the_repository_can_be_planned() -> None:
+    quickstart = plan_release(load_manifest(MANIFESTS / "quickstart.yaml"), MANIFESTS / "quickstart.yaml", "cpu")
+    assert [entry.spec.id for entry in quickstart.entries] == ["encoder/float32/max-autotune"]
+    assert "dist:torch" in quickstart.entries[0].key_parts
+    path = MANIFESTS / "transformers.yaml"
+    for device in ("cpu", "cuda"):
+        plan = plan_release(load_manifest(path), path, device)
+        assert len({entry.key for entry in plan.entries}) == len(plan.entries) == 8
+        assert all("dist:transformers" in entry.key_parts for entry in plan.entries)
