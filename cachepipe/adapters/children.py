@@ -213,7 +213,10 @@ def _cgroup_limits(root: Path) -> tuple[list[float], list[int]]:
     quotas: list[float] = [_MAX_WORKERS]
     memories: list[int] = []
     for folder in _cgroup_folders(root):
-        quota = _words(folder / "cpu.max") or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+        quota = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        ]
         if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]):
             quotas.append(int(quota[0]) / int(quota[1]))
         memory = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")

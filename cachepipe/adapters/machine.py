@@ -330,9 +330,9 @@ def _compiler_texts(compiler: str, path: str) -> Mapping[str, str]:
 
 def _gpu_facts(host: Host) -> dict[str, str | None]:
     gpus = visible_gpus(host.environ, host.nvml)
-    if gpus is None:
+    if gpus is None and host.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() not in ("", "-1"):
         return _gpu_facts_without_nvml(host.root)
-    if not gpus.visible:
+    if gpus is None or not gpus.visible:
         return {}
     return {
         "gpu_name": _joined(gpus, "name"),
@@ -355,9 +355,8 @@ def _gibibytes(size_bytes: int) -> str:
 
 def _gpu_facts_without_nvml(root: str) -> dict[str, str | None]:
     """Containers without the `utility` capability have no NVML, but the driver still tells model and version in /proc."""
-    driver = re.search(
-        r"Kernel Module[^0-9]*([0-9]+(?:\.[0-9]+)+)", _read(os.path.join(root, "proc/driver/nvidia/version"))
-    )
+    version = _read(os.path.join(root, "proc/driver/nvidia/version"))
+    driver = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", version)
     folder = os.path.join(root, "proc/driver/nvidia/gpus")
     if driver is None or not os.path.isdir(folder):
         return {}

@@ -120,6 +120,7 @@ class _Work:
             return
         self._make_folders(folder.rpartition("/")[0], made)
         os.mkdir(folder, 0o700, dir_fd=self._target)
+        os.chmod(folder, 0o700, dir_fd=self._target)
         made.add(folder)
 
     def _create(self, row: FileRow) -> int:

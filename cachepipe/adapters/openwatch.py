@@ -53,7 +53,9 @@ class OpenWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._stop_write)
         if self._thread.ident is not None:
             self._thread.join()
@@ -79,7 +81,9 @@ class OpenWatch:
             return
         self._folders[number] = folder
         with os.scandir(path) as items:
-            found = [(f"{folder}/{item.name}" if folder else item.name, item.is_dir(follow_symlinks=False)) for item in items]
+            found = [
+                (f"{folder}/{item.name}" if folder else item.name, item.is_dir(follow_symlinks=False)) for item in items
+            ]
         for name, is_folder in found:
             if is_folder:
                 self._add(name, is_new)

@@ -216,6 +216,8 @@ def _check_frame(data: bytes, blob: Blob, what: str) -> None:
     if facts.content_size != blob.raw_bytes:
         declared = "none" if facts.content_size == zstandard.CONTENTSIZE_UNKNOWN else facts.content_size
         raise IntegrityError(what, "declared size", wanted=blob.raw_bytes, found=declared)
+    if facts.window_size > _MAX_WINDOW:
+        raise IntegrityError(what, "window", wanted=f"<= {_MAX_WINDOW} bytes", found=facts.window_size)
     if facts.dict_id != 0 or not facts.has_checksum:
         raise IntegrityError(what, "a frame with a dictionary or without a checksum")
     length = _frame_length(data, zstandard.frame_header_size(data))

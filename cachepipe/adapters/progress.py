@@ -28,7 +28,9 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """Prints one line now."""
 
-    def step(self, entry: str, step: str, shape_buckets: int, estimate_s: float) -> AbstractContextManager[StepProgress]:
+    def step(
+        self, entry: str, step: str, shape_buckets: int, estimate_s: float
+    ) -> AbstractContextManager[StepProgress]:
         """Shows one worker process; `estimate_s` is what it took last time, 0 if unknown."""
 
 

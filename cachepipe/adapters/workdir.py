@@ -130,10 +130,14 @@ class WorkDir:
 
     def empty(self, name: str) -> Path:
         """Returns an empty folder of the work directory."""
+        self.drop(name)
         folder = self.path / name
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         return folder
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def path_without_compilers(self, search_path: str) -> str:
         """Returns a PATH of one folder with links to all that `search_path` has, except compilers."""
@@ -240,7 +244,9 @@ def build_root(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterat
             or holds what no cachepipe made.
     """
     _private_parent(root)
-    lock = os.open(root.parent / f".build.{root.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = os.open(
+        root.parent / f".build.{root.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

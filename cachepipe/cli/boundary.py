@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -21,14 +22,35 @@ SIGPIPE_EXIT = 141
 """What the shell shows for a process that SIGPIPE ended; never 0, since the verdict may not have been read."""
 
 
-def run(group: click.Group, words: Sequence[str], complete_variable: str, closed_pipe: type[Exception]) -> int:
+class ClosedPipe(Exception):
+    """The reader of our output went away."""
+
+
+class BoundedGroup(click.Group):
+    """A group whose commands' own endings are seen by `run` before click turns them into its own.
+
+    Why: click makes a closed pipe exit code 1, our code for a bug, and prints an empty line for an interrupt.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
+        return result
+
+
+def run(group: BoundedGroup, words: Sequence[str], complete_variable: str) -> int:
     """Returns the exit code of `words`; whatever goes wrong is reported as the module's docstring says."""
     is_json = _wants_json(words)
     try:
         result = group.main(
             args=list(words), prog_name="cachepipe", complete_var=complete_variable, standalone_mode=False
         )
-    except closed_pipe:
+    except ClosedPipe:
         _abandon_stdout()
         return SIGPIPE_EXIT
     except (click.Abort, KeyboardInterrupt):
@@ -68,17 +90,26 @@ def _bug(error: Exception) -> CachepipeError:
 
 
 def _report(error: CachepipeError, is_json: bool) -> int:
-    kind = type(error).__name__
     try:
         if is_json:
-            body = {"exit_code": error.exit_code, "hint": error.hint, "kind": kind, "message": str(error)}
-            print(json.dumps({"error": body}, ensure_ascii=False, indent=2), flush=True)
-        for line in str(error).splitlines() or [kind]:
-            print(f"error: {line}", file=sys.stderr)
-        print(f"hint: {error.hint}", file=sys.stderr, flush=True)
+            print(json.dumps({"error": error_object(error)}, ensure_ascii=False, indent=2), flush=True)
+        print_error(error)
     except BrokenPipeError:
         _abandon_stdout()
     return error.exit_code
+
+
+def error_object(error: CachepipeError) -> dict[str, str | int]:
+    """Returns the object that `--json` prints for an error."""
+    kind = type(error).__name__
+    return {"exit_code": error.exit_code, "hint": error.hint, "kind": kind, "message": str(error)}
+
+
+def print_error(error: CachepipeError) -> None:
+    """Prints one `error:` line for each line of the message, and the hint, on stderr."""
+    for line in str(error).splitlines() or [type(error).__name__]:
+        print(f"error: {line}", file=sys.stderr)
+    print(f"hint: {error.hint}", file=sys.stderr, flush=True)
 
 
 def _abandon_stdout() -> None:

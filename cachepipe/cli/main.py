@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from cachepipe import __version__
-from cachepipe.cli.boundary import run
+from cachepipe.cli.boundary import BoundedGroup, run
 
 COMPLETE_VARIABLE = "_CACHEPIPE_COMPLETE"
 
@@ -38,7 +38,7 @@ VERBS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(BoundedGroup):
     """Lists commands from `VERBS` and imports the one that is asked for.
 
     Why: click's own group needs every command object to print the top-level help, and those import pydantic and rich.
@@ -64,18 +64,6 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=VERBS[name].help) for name in names] or super().shell_complete(
             ctx, incomplete
         )
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError as error:
-            raise ClosedPipe from error  # click would turn it into exit code 1, our code for a bug
-        return result
-
-
-class ClosedPipe(Exception):
-    """The reader of our output went away."""
 
 
 EPILOG = """\b
@@ -108,4 +96,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None: those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return run(cli, words, COMPLETE_VARIABLE, ClosedPipe)
+    return run(cli, words, COMPLETE_VARIABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,9 +24,22 @@ def option(flag: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(flag, *names, envvar=variable, show_envvar=True, **settings)
 
 
+def _absolute(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """Returns the folder without `..`; links stay, because the very path is part of what is built."""
+    if path is None:
+        return None
+    absolute = os.path.abspath(path)
+    if absolute == "/":
+        raise click.BadParameter("the root folder cannot be a cache root")
+    return absolute
+
+
 manifest_argument = click.argument("manifest", type=FILE, metavar="MANIFEST")
 store_argument = click.argument("store", envvar="CACHEPIPE_STORE", required=False, metavar="[STORE]")
 store_option = option("--store", metavar="URL", help="Store in place of the manifest's: file:///path.")
+cache_root_option = option(
+    "--cache-root", callback=_absolute, metavar="DIR", help="Absolute folder in place of the manifest's cache_root."
+)
 default_store = click.option("--store", envvar="CACHEPIPE_STORE", hidden=True)
 """For commands whose words are told apart by `split_store`."""
 name_option = option("--name", required=True, metavar="NAME", help="Release name.")

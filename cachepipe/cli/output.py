@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import click
+
 from cachepipe.domain.record import Json, to_json
 
 PIPE_WIDTH = 200

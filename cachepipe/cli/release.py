@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cachepipe.adapters.progress import open_progress
-from cachepipe.cli.options import FOLDER, json_option, manifest_argument, option, store_option
+from cachepipe.cli.options import FOLDER, cache_root_option, json_option, manifest_argument, option, store_option
 from cachepipe.cli.output import print_json, print_table
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.record import Json
@@ -20,8 +21,6 @@ PLAN_EPILOG = """\b
 Examples:
   cachepipe plan manifest.yaml
   cachepipe plan manifest.yaml --store file:///srv/ml-cache --json"""
-
-cache_root_option = option("--cache-root", metavar="DIR", help="Absolute folder in place of the manifest's cache_root.")
 
 
 @click.command("plan", epilog=PLAN_EPILOG)
@@ -67,7 +66,9 @@ def _print_preview(target: Preview) -> None:
         for bucket in entry.spec.shape_buckets
     ]
     where = "" if target.is_buildable else ", not on this machine"
-    print_table(f"{plan.name} for {plan.device} at {plan.root}{where}", ("entry", "shape bucket", "key", "held by"), rows)
+    print_table(
+        f"{plan.name} for {plan.device} at {plan.root}{where}", ("entry", "shape bucket", "key", "held by"), rows
+    )
 
 
 BUILD_EPILOG = """\b
@@ -86,31 +87,12 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
 @option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
 @cache_root_option
 @option("--no-publish", is_flag=True, help="Stop after the gates; the staged store stays in the work folder.")
-@option("--fresh", is_flag=True, help="Build everything anew.")
+@option("--fresh", "is_fresh", is_flag=True, help="Build everything anew.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
 @json_option
-def build_command(  # noqa: PLR0913 - one parameter per option of the command
-    manifest: Path,
-    store: str | None,
-    only: tuple[str, ...],
-    work: Path | None,
-    cache_root: str | None,
-    no_publish: bool,
-    fresh: bool,
-    report: Path | None,
-    is_json: bool,
-) -> None:
+def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: Any) -> None:
     """Tunes, settles, packs, proves and publishes the release of MANIFEST."""
-    request = BuildRequest(
-        manifest=manifest,
-        store=store,
-        work=work,
-        cache_root=cache_root,
-        only=only,
-        publishes=not no_publish,
-        is_fresh=fresh,
-        report=report,
-    )
+    request = BuildRequest(manifest, publishes=not no_publish, **options)
     summaries = build(request, open_progress(), datetime.now(timezone.utc))
     if is_json:
         print_json(summary_json(summaries))

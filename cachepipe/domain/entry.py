@@ -53,7 +53,7 @@ class EntrySpec:
     method: str
     """The module's method that is compiled and called; `forward` compiles the module itself."""
     call: str
-    """`kwargs`: inputs are passed by name; `args`: in the manifest's order."""
+    """`kwargs`: inputs are passed by name; `args`: in the manifest's order, `inputs` is a list then."""
     fullgraph: bool
     dynamic: bool
     options: Json
@@ -64,7 +64,7 @@ class EntrySpec:
     """`contiguous` or `channels_last`."""
     context: Context
     inputs: Json
-    """A tree of dicts and lists; a tensor leaf is `{"shape": …, "dtype": …, "low"|"high"|"fill": …}`, a constant leaf
+    """A dict (call by name) or a list (call by position) of trees of dicts and lists; a tensor leaf is `{"shape": …, "dtype": …, "low"|"high"|"fill": …}`, a constant leaf
     `{"const": value}`; or one text `module:function` (shape bucket → args, kwargs)."""
     shape_buckets: tuple[Mapping[str, int], ...]
     """In the manifest's order, which is the order of warm-up."""
@@ -102,6 +102,4 @@ def traced_bucket(spec: EntrySpec, shape_bucket: ShapeBucket) -> tuple[tuple[str
 def is_covered(spec: EntrySpec, dims: ShapeBucket) -> bool:
     """Tells whether a call with these sizes finds its graphs in the artifact; unnamed dimensions may have any covered size."""
     wanted = traced_bucket(spec, dims)
-    return any(
-        all(item in traced_bucket(spec, shape_bucket) for item in wanted) for shape_bucket in spec.shape_buckets
-    )
+    return any(all(item in traced_bucket(spec, shape_bucket) for item in wanted) for shape_bucket in spec.shape_buckets)

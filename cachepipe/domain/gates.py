@@ -82,7 +82,9 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
     found = [f"{gate}: limit {limit:g}, found {value}" for gate, limit, value in rows if value > limit]
     rate = hit_rate(restored)
     if rate < limits.min_hit_rate:
-        misses = [f"{miss.layer} {miss.outcome} at {miss.shape_bucket}" for miss in restored.lookups if miss.outcome != "hit"]
+        misses = [
+            f"{miss.layer} {miss.outcome} at {miss.shape_bucket}" for miss in restored.lookups if miss.outcome != "hit"
+        ]
         shown = "; ".join(dict.fromkeys(misses[:8])) or "nothing was looked up"
         found.append(f"min_hit_rate: limit {limits.min_hit_rate:g}, found {rate:.3f} ({shown})")
     return found
@@ -145,9 +147,7 @@ def kind_problems(spec: EntrySpec, kinds: Mapping[str, int]) -> tuple[str, ...]:
 def evidence_problems(spec: EntrySpec, evidence: EntryEvidence) -> tuple[tuple[str, str], ...]:
     """Returns (shape bucket, problem) for everything that makes a tune or settle step unusable."""
     found = [
-        (bucket_label(bucket.shape_bucket), problem)
-        for bucket in evidence.shape_buckets
-        for problem in bucket.problems
+        (bucket_label(bucket.shape_bucket), problem) for bucket in evidence.shape_buckets for problem in bucket.problems
     ]
     found += [
         (bucket_label(bucket.shape_bucket), f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")

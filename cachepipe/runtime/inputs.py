@@ -39,9 +39,9 @@ def example_inputs(spec: EntrySpec, shape_bucket: ShapeBucket) -> tuple[tuple[An
     if isinstance(spec.inputs, str):
         args, kwargs = resolve(spec.inputs)(dict(shape_bucket))
         return tuple(args), dict(kwargs)
+    if isinstance(spec.inputs, list):
+        return tuple(_make(spec, leaf, shape_bucket, f"{i}") for i, leaf in enumerate(spec.inputs)), {}
     tree = {name: _make(spec, leaf, shape_bucket, name) for name, leaf in spec.inputs.items()}
-    if spec.call == "args":
-        return tuple(tree.values()), {}
     return (), tree
 
 

@@ -8,14 +8,11 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from cachepipe import __version__
 from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.machine import builder_fingerprint, compiler_texts
 from cachepipe.adapters.packs import Packed, pack_tree, write_blob
@@ -26,7 +23,7 @@ from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.gates import Reference
 from cachepipe.domain.index import timestamp
 from cachepipe.domain.limits import LIMITS
-from cachepipe.domain.record import Json, canonical_bytes, record_bytes, sha256, to_json
+from cachepipe.domain.record import Json, canonical_bytes, record_bytes, to_json
 from cachepipe.domain.statement import FORMAT, BucketFacts, EntryRecord, Statement, statement_bytes
 from cachepipe.domain.ulid import ulid
 from cachepipe.domain.variables import KEYED
@@ -128,11 +125,19 @@ def pack(plan: Plan, pieces: Sequence[Piece], merged: Path, blobs: Path) -> tupl
         # 2
         step = "pack"
         packed = pack_tree(merged, serves, plan.root, blobs)
-        explain = canonical_bytes({piece.planned.spec.id: piece.explain for piece in pieces})
-        return packed, write_blob(explain, blobs, LIMITS.explain_raw_bytes)
+        return packed, write_blob(explain_bytes(pieces), blobs, LIMITS.explain_raw_bytes)
     except IntegrityError as error:
         hint = "build the entries again with `--fresh`; if it stays, put the models into two releases"
         raise BuildError(plan.name, step, str(error), hint=hint) from error
+
+
+def explain_bytes(pieces: Sequence[Piece], limit_bytes: int = LIMITS.explain_raw_bytes) -> bytes:
+    """Returns the explain data; without the keys' components if they do not fit: a release is worth more than words."""
+    tree = {piece.planned.spec.id: piece.explain for piece in pieces}
+    data = canonical_bytes(tree)
+    if len(data) <= limit_bytes:
+        return data
+    return canonical_bytes({entry: {**part, "components": {}} for entry, part in tree.items()})
 
 
 def draft_statement(
@@ -178,30 +183,9 @@ def check_size(statement: Statement, limit_bytes: int = LIMITS.statement_bytes) 
         return
     parts = {f"entry {record.spec.id}": len(record_bytes(record)) for record in statement.entries}
     parts |= {
-        field: len(canonical_bytes(to_json(getattr(statement, field)))) for field in ("packs", "fingerprint", "compiler")
+        field: len(canonical_bytes(to_json(getattr(statement, field))))
+        for field in ("packs", "fingerprint", "compiler")
     }
     name, largest = max(parts.items(), key=lambda item: item[1])
     reason = f"the statement takes {size} bytes, a restore accepts {limit_bytes}; the largest part is {name}: {largest} bytes"
     raise BuildError(statement.release, "pack", reason, hint="divide the manifest into several releases")
-
-
-def provenance(manifest: Path) -> dict[str, str]:
-    """Returns who built: cachepipe's version, a digest of the host's name, the source commit, the manifest's digest."""
-    facts = {
-        "cachepipe": __version__,
-        "host": sha256(socket.gethostname().encode())[:16],
-        "manifest": sha256(manifest.read_bytes()),
-    }
-    commit = _git(manifest.absolute().parent, "rev-parse", "HEAD")
-    if commit:
-        facts["commit"] = commit
-        facts["is_dirty"] = "yes" if _git(manifest.absolute().parent, "status", "--porcelain", "-uno") else "no"
-    return facts
-
-
-def _git(folder: Path, *words: str) -> str:
-    try:
-        ran = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return ran.stdout.decode(errors="replace").strip()

@@ -15,7 +15,6 @@ Finished steps stay in the work directory; a second run re-does only what is mis
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -24,6 +23,7 @@ from pathlib import Path
 from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
+from cachepipe.adapters.provenance import provenance
 from cachepipe.adapters.store import Store, open_store
 from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root, write_evidence, write_json, write_whole
 from cachepipe.domain.evidence import EntryEvidence
@@ -41,7 +41,6 @@ from cachepipe.workflows.assemble import (
     new_piece,
     pack,
     proved,
-    provenance,
     references,
 )
 from cachepipe.workflows.carry import Earlier, carried_piece, earlier_artifact
@@ -277,8 +276,7 @@ def _publish(run: _Build, pieces: Sequence[Piece], statement: Statement) -> Buil
     if run.request.publishes and run.store is not None:
         digest = publish(run.store, plan.name, run.manifest.channel, packed, run.now).statement
         channel = run.manifest.channel
-        for name in ("stage", "blobs", "merged"):
-            shutil.rmtree(work.path / name, ignore_errors=True)
+        work.drop("stage", "blobs", "merged")
         run.shop.progress.say(f"published: {statement.artifact} in {channel} of {run.store.url}")
     else:
         publish(open_store(f"file://{work.empty('stage')}"), plan.name, STAGING, packed, run.now)

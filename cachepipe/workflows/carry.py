@@ -124,4 +124,3 @@ def _fetch(store: Store, artifact: str, blob: Blob) -> bytes:
     if data is None:
         raise IntegrityError(f"pack {blob.digest[:12]}", "missing in the store", wanted=blob.digest, found="nothing")
     return data
-

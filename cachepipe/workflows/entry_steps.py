@@ -146,7 +146,10 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
     source = entry.tree(f"settle-{rounds}" if rounds else "tune")
     shop.root.fill(source)
     job = replace(
-        shop.job("trim", spec, entry.pending("trim")), calls_per_bucket=1, compare_with_eager=True, record_components=True
+        shop.job("trim", spec, entry.pending("trim")),
+        calls_per_bucket=1,
+        compare_with_eager=True,
+        record_components=True,
     )
     with OpenWatch(shop.root.path) as watch:
         evidence = run_job(shop, job, "trim", entry, shop.environment(1, cache_variables(job.root)))
@@ -221,7 +224,9 @@ def _check_breaks(spec: EntrySpec, tune: EntryEvidence, limit: float) -> None:
         if bucket.graph_breaks
     ]
     reasons = [f"{spec.id}: graph break: {reason}" for reason in dict.fromkeys(tune.graph_breaks)]
-    raise VerificationError([f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons])
+    raise VerificationError(
+        [f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons]
+    )
 
 
 def _kinds(tree: Path) -> dict[str, int]:

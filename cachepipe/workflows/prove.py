@@ -58,7 +58,9 @@ def prove_entry(
     )
     extra = {"PATH": search_path or os.environ.get("PATH", os.defpath)}
     # 3
-    job = replace(shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify")
+    job = replace(
+        shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify"
+    )
     job = in_order(job, tuple(reversed(job.bucket_order)))
     run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
     return entry.finish(step)

@@ -49,7 +49,8 @@ class StepRow:
 
     entry: str
     step: str
-    hit_rate: float
+    hit_rate: float | None
+    """None: nothing was looked up."""
     layers: Mapping[str, Mapping[str, int]]
     work: Work
     import_s: float
@@ -164,7 +165,7 @@ def _step_row(evidence: EntryEvidence) -> StepRow:
     return StepRow(
         entry=evidence.entry,
         step=evidence.step,
-        hit_rate=round(hit_rate(evidence), 4),
+        hit_rate=round(hit_rate(evidence), 4) if evidence.lookups else None,
         layers=layer_counts(evidence),
         work=evidence.work,
         import_s=evidence.import_s,
@@ -212,7 +213,18 @@ def phase_bar(phases: Phases, longest_s: float, cells: int = BAR_CELLS) -> str:
     return bar[:cells]
 
 
-BUCKET_COLUMNS = ("entry", "shape bucket", ">graphs", ">cold s", ">restored s", ">eager s", ">×", "hits", "work", "first call")
+BUCKET_COLUMNS = (
+    "entry",
+    "shape bucket",
+    ">graphs",
+    ">cold s",
+    ">restored s",
+    ">eager s",
+    ">×",
+    "hits",
+    "work",
+    "first call",
+)
 
 
 def bucket_cells(found: Report) -> list[tuple[object, ...]]:

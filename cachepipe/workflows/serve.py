@@ -140,12 +140,24 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
     if start.lease is not None:
         start.lease.make_inheritable()
     reached("restore.before_exec")
-    inherited = {name: value for name, value in os.environ.items() if name not in _PER_START}
-    become(options.command, {**inherited, **start.variables})
+    become(options.command, {**_inherited(), **start.variables})
 
 
 _PER_START = ("CACHEPIPE_ROOT", "CACHEPIPE_RESTORED", "CACHEPIPE_START_ID", "CACHEPIPE_ATTACH")
 """An outer restore's variables say nothing about this start."""
+
+
+def _inherited() -> dict[str, str]:
+    """Returns what this process was given, without what the interpreter added to it (LC_CTYPE, PEP 538)."""
+    kept = {name: value for name, value in os.environ.items() if name not in _PER_START}
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            is_given = b"\0LC_CTYPE=" in b"\0" + file.read()
+    except OSError:
+        is_given = True
+    if not is_given:
+        kept.pop("LC_CTYPE", None)
+    return kept
 
 
 def _warm(outcome: RestoreOutcome, common: Mapping[str, str]) -> Start:

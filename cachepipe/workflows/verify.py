@@ -24,7 +24,7 @@ from cachepipe.adapters.store import Store, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir, build_root, write_evidence
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import bucket_label
-from cachepipe.domain.evidence import EntryEvidence, Phases, Work
+from cachepipe.domain.evidence import EntryEvidence, Lookup, Phases, Work
 from cachepipe.domain.explain import explain_misses
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
@@ -134,7 +134,9 @@ def verify(request: VerifyRequest, progress: Progress, now: datetime) -> tuple[V
     for device in matching_devices(manifest, progress.say):
         plan = plan_release(manifest, request.manifest, device)
         artifact = _choose(request, manifest, plan, store, now)
-        channel = ("--lock", str(request.lock.absolute())) if request.lock else ("--channel", _channel(request, manifest))
+        channel = (
+            ("--lock", str(request.lock.absolute())) if request.lock else ("--channel", _channel(request, manifest))
+        )
         source = RestoreSource(_absolute(url), plan.name, channel)
         limits = _limits(request, manifest)
         summaries.append(_verify_artifact(_Verification(request, plan, store, artifact, source, limits), progress))
@@ -257,10 +259,8 @@ def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
     for bucket in evidence.shape_buckets:
         label = bucket_label(bucket.shape_bucket)
         lookups = [lookup for lookup in evidence.lookups if lookup.shape_bucket == label]
-        hits = {
-            layer: f"{sum(x.outcome == 'hit' for x in lookups if x.layer == layer)}/{sum(x.layer == layer for x in lookups)}"
-            for layer in dict.fromkeys(lookup.layer for lookup in lookups)
-        }
+        layers = dict.fromkeys(lookup.layer for lookup in lookups)
+        hits = {layer: _count([lookup for lookup in lookups if lookup.layer == layer]) for layer in layers}
         row = VerifiedBucket(
             entry=record.spec.id,
             shape_bucket=label,
@@ -276,3 +276,6 @@ def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
         rows.append(row)
     return rows
 
+
+def _count(lookups: Sequence[Lookup]) -> str:
+    return f"{sum(lookup.outcome == 'hit' for lookup in lookups)}/{len(lookups)}"

@@ -92,13 +92,10 @@ SHOWN = {
 
 @pytest.fixture
 def folder_with_named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("manifests/quickstart.yaml", "manifest.yaml", "manifests/encoder.yaml", "evidence/a.json"):
+    for name in ("manifests/quickstart.yaml", "manifest.yaml", "cachepipe.lock", "evidence/a.json"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
-    for name in ("other/a.json", "verify.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

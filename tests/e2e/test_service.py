@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from tests.support.http_service import RunningService, running_service
-from tests.support.release import Release, cachepipe_argv, clean_environment, run_cachepipe
-from tests.support.users import as_other_user, give_to_other_user
+from tests.support.release import REPOSITORY, Release, cachepipe_argv, clean_environment, run_cachepipe
+from tests.support.users import as_other_user, can_switch, give_to_other_user
 
 WORK = ("benchmarks", "tuning_runs", "triton_compiles", "native_builds")
 
 
 @pytest.fixture(scope="module")
 def open_folder() -> Iterator[Path]:
-    """A folder that another user id can reach (pytest's own is private)."""
-    folder = Path(tempfile.mkdtemp(prefix="cachepipe-service-"))
+    """A folder that another user id can reach (pytest's own is private), all of whose parents are safe in its eyes."""
+    parent = None if can_switch() else REPOSITORY / ".work"
+    if parent is not None:
+        parent.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="cachepipe-service-", dir=parent))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

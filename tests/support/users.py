@@ -12,7 +12,7 @@ OTHER_ID = 12345
 
 
 @cache
-def _can_switch() -> bool:
+def can_switch() -> bool:
     """Tells whether a real change of the user id leaves the interpreter reachable."""
     if os.geteuid() != 0:
         return False
@@ -34,19 +34,21 @@ def _can_switch() -> bool:
 def as_other_user(argv: list[str]) -> list[str]:
     """Returns the command that runs `argv` as user 12345.
 
-    A real change of the id where the interpreter is reachable for others; else a user namespace, in which this process's
-    own files appear as those of 12345.
+    As root: a real change of the id where the interpreter is reachable for others, else a user namespace, in which root's
+    files appear as those of 12345. Without root's rights ids cannot be changed, and the command stays as it is.
     """
-    if _can_switch():
-        tool = shutil.which("setpriv")
-        assert tool is not None
-        return [tool, f"--reuid={OTHER_ID}", f"--regid={OTHER_ID}", "--clear-groups", "--", *argv]
-    tool = shutil.which("unshare")
-    assert tool is not None
-    return [tool, "--user", f"--map-user={OTHER_ID}", f"--map-group={OTHER_ID}", "--", *argv]
+    if os.geteuid() != 0:
+        return argv
+    if can_switch():
+        tool, options = "setpriv", [f"--reuid={OTHER_ID}", f"--regid={OTHER_ID}", "--clear-groups"]
+    else:
+        tool, options = "unshare", ["--user", f"--map-user={OTHER_ID}", f"--map-group={OTHER_ID}"]
+    found = shutil.which(tool)
+    assert found is not None, f"{tool} is needed: apt-get install util-linux"
+    return [found, *options, "--", *argv]
 
 
 def give_to_other_user(path: str | os.PathLike[str]) -> None:
     """Makes a folder the other user's, where ids are really changed."""
-    if _can_switch():
+    if can_switch():
         os.chown(path, OTHER_ID, OTHER_ID)

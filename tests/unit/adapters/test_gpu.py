@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from cachepipe.adapters.gpu import Board, Gpu, select_visible, visible_gpus
+from tests.support.nvml import Binding
 
 
 def gpu(number: int, name: str = "NVIDIA H200") -> Gpu:
@@ -61,53 +60,6 @@ def test_numbers_on_a_mixed_machine_count_only_in_pci_order() -> None:
     assert len(select_visible("0", MIXED, False)) == 2
     assert select_visible("0", MIXED, True) == (ZERO,)
     assert select_visible("GPU-00", MIXED, False) == (ZERO,)
-
-
-class FakeError(Exception):
-    """Stands for pynvml.NVMLError."""
-
-
-class Binding:
-    """The NVML binding's functions that are used, over two boards, the second in MIG mode."""
-
-    NVMLError = FakeError
-    is_loaded = True
-    shutdowns = 0
-
-    def __getattr__(self, name: str) -> Any:
-        answers: dict[str, Any] = {
-            "nvmlSystemGetDriverVersion": lambda: b"580.65.06",
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
-            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}" if isinstance(handle, int) else handle.encode(),
-            "nvmlDeviceGetName": lambda h: "NVIDIA H200" if isinstance(h, int) else "NVIDIA H200 MIG 1g.18gb",
-            "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=(140 if isinstance(h, int) else 16) << 30),
-            "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
-        }
-        return answers[name]
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self.is_loaded:
-            raise FakeError
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.shutdowns += 1
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        if handle == 0:
-            raise FakeError  # boards without MIG
-        return (1, 1)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle: int, number: int) -> str:  # noqa: N802
-        if number != 3:
-            raise FakeError
-        return "MIG-3"
-
-    def nvmlDeviceGetNumGpuCores(self, handle: int | str) -> int:  # noqa: N802
-        if isinstance(handle, str):
-            raise FakeError
-        return 16896
 
 
 def test_boards_and_instances_are_read_from_nvml() -> None:

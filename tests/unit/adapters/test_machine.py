@@ -21,7 +21,7 @@ from cachepipe.adapters.machine import (
 )
 from cachepipe.domain.fingerprint import RULES, UNKNOWN, differences
 from cachepipe.errors import FingerprintMismatchError
-from tests.unit.adapters.test_gpu import Binding
+from tests.support.nvml import Binding
 
 AVX2 = ("avx", "avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512bw", "avx512vl")
@@ -191,10 +191,10 @@ def test_a_short_sve_vector_has_its_own_name(tmp_path: Path) -> None:
 def test_torch_picks_the_same_vector_isa_here(capability: str) -> None:
     code = (
         "import torch._inductor.cpu_vec_isa as c\n"
-        "isa = c.get_isa_from_cpu_capability(%r or None, "
+        f"isa = c.get_isa_from_cpu_capability({capability!r} or None, "
         "[i for i in c.supported_vec_isa_list if all(f in c.x86_isa_checker() for f in str(i).split())] "
         "or [c.invalid_vec_isa], c.invalid_vec_isa)\nprint(isa)"
-    ) % capability
+    )
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     names = {"INVALID_VEC_ISA": "default", "avx512 avx512_vnni": "avx512_vnni", "avx512 avx512_vnni amx_tile": "amx"}
     found = vector_isa(cpu_flags(Host()), capability).partition("+")[0]
@@ -348,6 +348,8 @@ def test_without_nvml_model_and_driver_come_from_proc_and_the_rest_is_left_to_th
     assert differences(built, found) == ()
     with pytest.raises(FingerprintMismatchError, match="without NVML"):
         builder_fingerprint("cuda", False, host)
+    hidden = Host(root=str(tmp_path), environ={"CUDA_VISIBLE_DEVICES": ""}, nvml=unloaded())
+    assert machine_fingerprint(["cuda"], hidden, has_compiler_part=False).get("gpu_name") is None
 
 
 def test_a_machine_without_a_gpu_has_no_gpu_parts(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_files_that_another_process_opened_are_named_and_others_are_not(tmp_path
         subprocess.run([sys.executable, "-c", code, *(str(root / name) for name in names)], check=True)
         os.listdir(root / "inductor/ab")
         os.stat(root / "top")
-    assert watch.opened() == set(names)
+    assert watch.opened() == frozenset(names)
 
 
 def test_a_folder_that_appears_is_watched_and_what_it_holds_counts_as_opened(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_folder_that_appears_is_watched_and_what_it_holds_counts_as_opened(tmp
     with OpenWatch(root) as watch:
         (root / "inductor/new/deep").mkdir(parents=True)
         (root / "inductor/new/deep/z").write_text("")
-    assert watch.opened() == {"inductor/new/deep/z"}
+    assert watch.opened() == frozenset({"inductor/new/deep/z"})
 
 
 def test_an_overflow_means_that_everything_is_kept(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_many_opens_are_all_seen(tmp_path: Path, count: int) -> None:
     with OpenWatch(tmp_path) as watch:
         for number in range(count):
             (tmp_path / f"f{number}").open().close()
-    assert watch.opened() == {f"f{number}" for number in range(count)}
+    assert watch.opened() == frozenset(f"f{number}" for number in range(count))

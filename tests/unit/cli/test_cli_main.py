@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import click
 import pytest
 
 from cachepipe import __version__, errors
-from cachepipe.cli.boundary import run
-from cachepipe.cli.main import VERBS, ClosedPipe, cli
+from cachepipe.cli.boundary import BoundedGroup, run
+from cachepipe.cli.main import VERBS, cli
 from tests.support.release import cachepipe_argv, clean_environment, run_cachepipe
 
 HEAVY = ("torch", "pydantic", "boto3", "rich", "yaml", "zstandard", "asyncio")
@@ -55,6 +56,8 @@ def test_every_long_option_has_its_variable() -> None:
                 continue
             flags = [flag for flag in parameter.opts if flag.startswith("--")]
             variable = "CACHEPIPE_" + flags[0].removeprefix("--").replace("-", "_").upper()
+            # CACHEPIPE_STRICT is the service's own: there a late compile becomes an error
+            variable = "CACHEPIPE_RESTORE_STRICT" if variable == "CACHEPIPE_STRICT" else variable
             envvar = parameter.envvar
             known = [envvar] if isinstance(envvar, str) else list(envvar or ())
             assert variable in known, f"{name} {flags[0]}"
@@ -76,7 +79,9 @@ def test_an_unknown_option_is_one_line_and_a_hint() -> None:
     done = run_cachepipe("ls", "--nmae", "x")
     assert done.returncode == 2
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("error: no such option: --nmae")
+    assert lines[0].startswith("error: no such option")
+    assert "--nmae" in lines[0]
+    assert "--name" in lines[0]
     assert lines[-1] == "hint: see `cachepipe ls --help`"
     assert done.stdout == ""
 
@@ -112,8 +117,8 @@ def test_every_problem_of_a_manifest_is_a_line(tmp_path: Path) -> None:
     assert any("chanel" in line and "channel" in line for line in problems)
 
 
-def group_that_raises(error: BaseException) -> click.Group:
-    @click.group()
+def group_that_raises(error: BaseException) -> BoundedGroup:
+    @click.group(cls=BoundedGroup)
     def group() -> None:
         pass
 
@@ -126,7 +131,7 @@ def group_that_raises(error: BaseException) -> click.Group:
 
 
 def boundary(error: BaseException, *words: str) -> int:
-    return run(group_that_raises(error), ["go", *words], "_CACHEPIPE_COMPLETE", ClosedPipe)
+    return run(group_that_raises(error), ["go", *words], "_CACHEPIPE_COMPLETE")
 
 
 @pytest.mark.parametrize(
@@ -186,8 +191,7 @@ def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reader_that_went_away_is_no_traceback_and_no_success() -> None:
-    words = " ".join(f"'{word}'" for word in cachepipe_argv("completion", "bash"))
-    script = f"set -o pipefail; {{ sleep 0; {words}; }} | true; exit ${{PIPESTATUS[0]}}"
+    words = shlex.join(cachepipe_argv("completion", "bash"))
     done = subprocess.run(
         ["bash", "-c", f"exec 3> >(exec true); wait $!; {words} >&3; echo code $?"],
         env=clean_environment(),
@@ -195,7 +199,7 @@ def test_a_reader_that_went_away_is_no_traceback_and_no_success() -> None:
         text=True,
         check=False,
     )
-    assert done.stdout == "code 141\n", script
+    assert done.stdout == "code 141\n"
     assert done.stderr == ""
 
 

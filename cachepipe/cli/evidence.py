@@ -1,0 +1,123 @@
+"""Proof: `verify` restores a release and calls every shape bucket; `report` shows what earlier runs left."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachepipe.adapters.progress import open_progress
+from cachepipe.cli.boundary import error_object, print_error
+from cachepipe.cli.options import (
+    FILE,
+    FOLDER,
+    cache_root_option,
+    json_option,
+    manifest_argument,
+    option,
+    store_option,
+)
+from cachepipe.cli.output import print_json, print_lines, print_table
+from cachepipe.domain.record import to_json
+from cachepipe.errors import VerificationError
+from cachepipe.workflows import report as reports
+from cachepipe.workflows.verify import VerifyRequest, VerifySummary, refuse_violations, verify
+
+VERIFY_EPILOG = """\b
+Examples:
+  cachepipe verify manifest.yaml --store file:///srv/ml-cache --no-compiler
+  cachepipe verify manifest.yaml --lock cachepipe.lock --files --explain
+  cachepipe verify manifest.yaml --channel stable --min-hit-rate 1.0 --min-speedup 5 --json
+
+Exits with 18 if a gate refuses, after the table."""
+
+
+@click.command("verify", epilog=VERIFY_EPILOG)
+@manifest_argument
+@store_option
+@cache_root_option
+@option("--channel", metavar="CHANNEL", help="Channel to verify. [default: the manifest's, candidate]")
+@option("--lock", type=FILE, metavar="FILE", help="Verify what this lock file pins.")
+@option("--no-compiler", "hides_compiler", is_flag=True, help="Hide host compilers from PATH: nothing may be built.")
+@option("--min-hit-rate", type=click.FloatRange(0, 1), metavar="R", help="In place of the manifest's gate.")
+@option("--min-speedup", type=click.FloatRange(min=0), metavar="X", help="In place of the manifest's gate.")
+@option("--files", "checks_files", is_flag=True, help="Compare the SHA-256 of every restored file.")
+@option("--explain", "explains", is_flag=True, help="Say which component of a missed key differs.")
+@option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
+@option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
+@json_option
+def verify_command(manifest: Path, is_json: bool, **options: Any) -> int:
+    """Restores the release of MANIFEST and proves every shape bucket in fresh processes."""
+    request = VerifyRequest(manifest, **options)
+    summaries = verify(request, open_progress(), datetime.now(timezone.utc))
+    refusal = _refusal(summaries)
+    if is_json:
+        document = {"verifications": to_json(summaries)}
+        print_json(document if refusal is None else {**document, "error": error_object(refusal)})
+    else:
+        for summary in summaries:
+            _print_summary(summary)
+    if refusal is None:
+        return 0
+    print_error(refusal)
+    return refusal.exit_code
+
+
+def _refusal(summaries: tuple[VerifySummary, ...]) -> VerificationError | None:
+    """Returns what the gates say; the table or the document is printed first, so that it shows the refused numbers."""
+    try:
+        refuse_violations(summaries)
+    except VerificationError as error:
+        return error
+    return None
+
+
+VERIFY_COLUMNS = (
+    *("entry", "shape bucket", ">graphs", ">cold s", ">restored s", ">eager s", ">cold ÷ restored"),
+    *(">trace s", ">lookup s", ">load s", ">compile s", ">run s", "hits", "work"),
+)
+
+
+def _print_summary(summary: VerifySummary) -> None:
+    rows = [
+        (
+            row.entry,
+            row.shape_bucket,
+            row.graphs,
+            *(row.cold_s, row.restored_s, row.eager_s),
+            f"{row.cold_s / row.restored_s:.1f} ×" if row.restored_s else None,
+            *(row.phases.trace_s, row.phases.lookup_s, row.phases.load_s, row.phases.compile_s, row.phases.run_s),
+            reports.hits_text(row.hits),
+            reports.work_text(row.work),
+        )
+        for row in summary.shape_buckets
+    ]
+    title = f"{summary.release} for {summary.device}: artifact {summary.artifact}, {summary.status}"
+    print_table(title, VERIFY_COLUMNS, rows)
+    if summary.checked_files:
+        click.echo(f"{summary.checked_files} files compared by SHA-256")
+    print_lines(summary.explanations)
+    click.echo(f"verdict: {'refused' if summary.violations else 'ok'}")
+
+
+REPORT_EPILOG = """\b
+Examples:
+  cachepipe report evidence
+  cachepipe report evidence --json"""
+
+
+@click.command("report", epilog=REPORT_EPILOG)
+@click.argument("evidence", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="EVIDENCE…")
+@json_option
+def report_command(evidence: tuple[Path, ...], is_json: bool) -> None:
+    """Shows evidence files, or all in folders, that `build --report` or `verify --report` left."""
+    found = reports.report(evidence)
+    if is_json:
+        print_json(reports.report_json(found))
+        return
+    print_table("shape buckets", reports.BUCKET_COLUMNS, reports.bucket_cells(found))
+    click.echo(f"{reports.BAR_LEGEND}\n")
+    print_table("processes", reports.STEP_COLUMNS, reports.step_cells(found))
+    print_lines(found.misses)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Phases, Work
+from cachepipe.domain.gates import GateLimits, Reference, evidence_problems, judge, kind_problems, refuse
+from cachepipe.errors import VerificationError
+
+CONTEXT = Context("inference_mode", None, "highest", False)
+
+
+def spec(**changes: Any) -> EntrySpec:
+    base = EntrySpec(
+        model="mlp", dtype="float32", mode="default", device="cpu", factory="m:f", args={}, method="forward", call="kwargs",
+        fullgraph=True, dynamic=False, options={}, eval=True, requires_grad=False, memory_format="contiguous",
+        context=CONTEXT, inputs={}, shape_buckets=({"batch": 1}, {"batch": 8}), dynamic_dims={}, train=False, loss=None,
+        rtol=0.0, atol=0.0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def bucket(batch: int, **changes: Any) -> BucketEvidence:
+    base = BucketEvidence({"batch": batch}, 3, 1.0, Phases(), 1, 0, Work(), "d", 0.0, True)
+    return replace(base, **changes)
+
+
+def evidence(*buckets: BucketEvidence, work: Work | None = None, outcomes: str = "hh") -> EntryEvidence:
+    names = {"h": "hit", "m": "miss", "b": "bypass"}
+    lookups = tuple(Lookup("batch=1", "0/0", "fxgraph", names[letter]) for letter in outcomes)
+    total = sum((one.work for one in buckets), Work()) if work is None else work
+    return EntryEvidence("mlp/float32/default", "prove", "2.13.0", buckets, lookups, total, (), 0.0, 0.0, 0.0, {})
+
+
+REFERENCES = (Reference({"batch": 1}, 1, 5.0), Reference({"batch": 8}, 1, 5.0))
+GOOD = (bucket(8), bucket(1))
+
+
+def test_a_restored_start_without_work_passes() -> None:
+    assert judge(GateLimits(), spec(), evidence(*GOOD), REFERENCES) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (evidence(bucket(8)), "batch=1: was not called"),
+        (evidence(bucket(8), bucket(1, is_close=False, max_abs_diff=3.0)), "batch=1: outputs differ from eager"),
+        (evidence(bucket(8), bucket(1, problems=("ran eager",))), "batch=1: ran eager"),
+        (evidence(bucket(8), bucket(1, work=Work(benchmarks=46))), "batch=1: 46 benchmarks"),
+        (evidence(bucket(8), bucket(1, work=Work(tuning_runs=1))), "max_tuning_runs: limit 0, found 1"),
+        (evidence(bucket(8), bucket(1, work=Work(triton_compiles=2))), "max_compiles: limit 0, found 2"),
+        (evidence(bucket(8), bucket(1, work=Work(native_builds=1))), "max_compiles: limit 0, found 1"),
+        (evidence(*GOOD, work=Work(native_builds=1)), "max_compiles: limit 0, found 1"),
+        (evidence(bucket(8), bucket(1, graph_breaks=1)), "max_graph_breaks: limit 0, found 1"),
+        (evidence(*GOOD, outcomes="hm"), "min_hit_rate: limit 1, found 0.500 (fxgraph miss at batch=1)"),
+        (evidence(*GOOD, outcomes="hhb"), "fxgraph bypass"),
+        (evidence(*GOOD, outcomes=""), "nothing was looked up"),
+        (evidence(bucket(8), bucket(1, graphs=0)), "graphs at batch=1: built 1, found 0"),
+        (evidence(bucket(8), bucket(1, graphs=2)), "graphs at batch=1: built 1, found 2"),
+        (evidence(bucket(8), bucket(1, first_call_s=9.0)), "min_speedup: limit 2, found 1.00"),
+    ],
+)
+def test_each_violation_names_entry_gate_limit_and_value(found: EntryEvidence, word: str) -> None:
+    violations = judge(GateLimits(), spec(), found, REFERENCES)
+    assert any(word in violation for violation in violations)
+    assert all(violation.startswith("mlp/float32/default") for violation in violations)
+
+
+def test_all_violations_are_listed_and_refused_together() -> None:
+    found = evidence(bucket(8, work=Work(benchmarks=1)), bucket(1, is_close=False), outcomes="m")
+    violations = judge(GateLimits(), spec(), found, REFERENCES)
+    with pytest.raises(VerificationError) as caught:
+        refuse(violations)
+    assert caught.value.violations == violations and len(violations) >= 4
+    refuse(())
+
+
+def test_limits_of_the_manifest_count() -> None:
+    limits = GateLimits(min_hit_rate=0.5, max_tuning_runs=46, max_compiles=1, max_graph_breaks=1, min_speedup=1.0)
+    work = Work(benchmarks=45, tuning_runs=1, native_builds=1)
+    found = evidence(bucket(8), bucket(1, work=work, graph_breaks=1, first_call_s=9.0), outcomes="hm")
+    assert judge(limits, spec(), found, REFERENCES) == ()
+
+
+def test_queries_of_the_compiler_are_no_compiles() -> None:
+    found = evidence(*GOOD, work=Work(compiler_queries=3, isa_probes=3))
+    assert judge(GateLimits(), spec(), found, REFERENCES) == ()
+
+
+def test_graphs_of_shape_buckets_that_are_traced_alike_are_counted_together() -> None:
+    dynamic = spec(dynamic_dims={"batch": DynamicDim(2, 16)}, shape_buckets=({"batch": 4}, {"batch": 8}))
+    built = (Reference({"batch": 4}, 1, 5.0), Reference({"batch": 8}, 0, 0.1))
+    assert judge(GateLimits(), dynamic, evidence(bucket(8), bucket(4, graphs=0)), built) == ()
+
+
+def test_case_e2_fewer_cache_entries_than_traced_shape_buckets_are_an_error() -> None:
+    assert kind_problems(spec(), {"fxgraph": 2, "aotautograd": 2}) == ()
+    assert kind_problems(spec(train=True), {"fxgraph": 4, "aotautograd": 2}) == ()
+    assert len(kind_problems(spec(), {"fxgraph": 0, "aotautograd": 2})) == 1
+
+
+def test_case_c9_a_partly_warm_save_is_noticed_by_its_count() -> None:
+    (problem,) = kind_problems(spec(), {"fxgraph": 2, "aotautograd": 1})
+    assert problem == "2 traced shape buckets left 1 `aotautograd` entries"
+    dynamic = spec(dynamic_dims={"batch": DynamicDim(2, 16)}, shape_buckets=({"batch": 4}, {"batch": 8}))
+    assert kind_problems(dynamic, {"fxgraph": 1, "aotautograd": 1}) == ()
+
+
+def test_case_e1_a_process_that_compiled_nothing_is_named() -> None:
+    found = evidence(bucket(1, graphs=0), bucket(8, graphs=0))
+    assert evidence_problems(spec(), found) == (("", "no graph was compiled in this process"),)
+
+
+def test_case_e1_a_shape_bucket_that_compiled_nothing_is_named() -> None:
+    ((shape_bucket, problem),) = evidence_problems(spec(), evidence(bucket(1), bucket(8, graphs=0)))
+    assert shape_bucket == "batch=8" and "no graph was compiled" in problem
+    assert evidence_problems(spec(), evidence(*GOOD)) == ()
+
+
+def test_a_step_with_wrong_outputs_or_a_bypass_is_unusable() -> None:
+    reason = "torch refuses to cache a graph: because"
+    found = evidence(bucket(1, is_close=False), bucket(8, problems=(reason,)))
+    assert [shape_bucket for shape_bucket, _ in evidence_problems(spec(), found)] == ["batch=8", "batch=1"]

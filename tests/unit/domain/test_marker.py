@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cachepipe.domain.marker import FORMAT, MarkedFile, Marker, marker_bytes, read_marker
+from cachepipe.errors import IntegrityError
+
+MARKER = Marker(
+    format=FORMAT,
+    names=("demo",),
+    statements=("a" * 64,),
+    root="/var/cache/cachepipe/demo",
+    host="h",
+    channel="stable",
+    index_version=3,
+    expires_at="2026-12-14T10:00:00Z",
+    trust="unsigned",
+    bytes=12,
+    variables={"TORCHINDUCTOR_VEC_ISA_OK": "1"},
+    cpu_isa="avx2",
+    has_compiler_stub=True,
+    files=(MarkedFile("inductor/a", 3, 1_796_000_000_123_456_789, 2**63, "b" * 64),),
+)
+
+
+def test_a_marker_comes_back_as_it_was() -> None:
+    assert read_marker(marker_bytes(MARKER)) == MARKER
+    assert marker_bytes(read_marker(marker_bytes(MARKER))) == marker_bytes(MARKER)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", 2),
+        ("format", None),
+        ("files", None),
+        ("files", [["a", 1, "1", "1"]]),
+        ("files", [["a", "1", "1", "1", "b"]]),
+        ("files", [["a", 1, "x", "1", "b"]]),
+        ("files", [None]),
+        ("names", "demo"),
+        ("surplus", 1),
+    ],
+)
+def test_a_marker_of_another_form_is_refused(field: str, value: Any) -> None:
+    tree = {**json.loads(marker_bytes(MARKER)), field: value}
+    with pytest.raises(IntegrityError):
+        read_marker(json.dumps(tree).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{", b'{"format":1}'])
+def test_a_cut_marker_is_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        read_marker(data)
