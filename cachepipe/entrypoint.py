@@ -1,8 +1,8 @@
 """The console script. `restore` has a way of its own, on which a service's start depends on as little as possible.
 
-    CACHEPIPE_DISABLE=1      plain exec of the command: standard library only
-    cachepipe restore …      `workflows/serve.py`: no click
-    everything else          `cli/main.py`
+CACHEPIPE_DISABLE=1      plain exec of the command: standard library only
+cachepipe restore …      `workflows/serve.py`: no click
+everything else          `cli/main.py`
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _restore(words: list[str], own: list[str]) -> int:
         from cachepipe.workflows.serve import run
 
         return run(words[1:])
-    except Exception as error:  # the boundary: even a broken installation of ours does not keep the service down
+    except Exception as error:  # noqa: BLE001 - the boundary: a broken installation of ours keeps no service down
         reason = f"{type(error).__name__}: {error}".replace('"', "'").splitlines()[0]
         if "--strict" in own:
             words = own

@@ -45,6 +45,9 @@ def check_private(folder: str) -> None:
     check_ancestors(folder)
     try:
         handle = os.open(folder, _FOLDER)
+    except PermissionError as error:
+        owner = os.lstat(folder).st_uid
+        raise UnsafePathError(folder, f"owned by uid {owner}, closed to us ({os.geteuid()})") from error
     except OSError as error:
         raise UnsafePathError(folder, "not a folder of its own (a link or absent)") from error
     try:
@@ -65,7 +68,7 @@ def check_ancestors(folder: str) -> None:
     """Returns if no one but root and us can replace a folder above `folder`.
 
     Raises:
-        UnsafePathError: an existing ancestor has another owner, or is writable by others and not sticky and root's.
+        UnsafePathError: an existing ancestor has another owner, or is writable by others and not sticky.
     """
     parent = os.path.dirname(os.path.abspath(folder))
     for ancestor in {*_upward(parent), *_upward(os.path.realpath(parent))}:
@@ -77,7 +80,8 @@ def check_ancestors(folder: str) -> None:
             raise UnsafePathError(ancestor, f"cannot be looked at ({error.strerror})") from error
         if facts.st_uid not in (0, os.geteuid()):
             raise UnsafePathError(ancestor, f"owned by uid {facts.st_uid}, neither root nor us")
-        is_shared_safely = facts.st_mode & stat.S_ISVTX and facts.st_uid == 0
+        # In a sticky folder only root, its owner (root or we, see above) and a name's own owner can rename.
+        is_shared_safely = facts.st_mode & stat.S_ISVTX
         if facts.st_mode & 0o022 and not is_shared_safely and not stat.S_ISLNK(facts.st_mode):
             raise UnsafePathError(ancestor, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
 

@@ -47,7 +47,7 @@ class _Piece(NamedTuple):
     """Offset in the file."""
 
 
-def materialise(
+def materialise(  # noqa: PLR0913 - two of the seven are keywords
     fetch: Callable[[str], bytes],
     packs: Sequence[Blob],
     table: FileTable,
@@ -107,7 +107,9 @@ class _Work:
             self._make_folders(row.path.rpartition("/")[0], folders)
             if row.has_root_token and (len(row.segments) > 1 or row.size_bytes > _GROUP_FILE_BYTES):
                 wanted = f"one segment, <= {_GROUP_FILE_BYTES} bytes"
-                raise IntegrityError(row.path, "group file", wanted=wanted, found=f"{len(row.segments)}, {row.size_bytes}")
+                raise IntegrityError(
+                    row.path, "group file", wanted=wanted, found=f"{len(row.segments)}, {row.size_bytes}"
+                )
             if len(row.segments) != 1:
                 os.close(self._create(row))
             position = 0
@@ -149,7 +151,7 @@ class _Work:
                 with self._changed:
                     self._open_packs -= 1
                     self._changed.notify_all()
-        except BaseException as error:  # of a thread: the caller raises it; nothing is swallowed
+        except BaseException as error:  # noqa: BLE001 - of a thread: the caller raises it, nothing is swallowed
             self._stop(_translated(error, "target") if isinstance(error, OSError) else error)
 
     def _next(self) -> int | None:

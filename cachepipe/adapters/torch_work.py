@@ -9,7 +9,9 @@ runtime/triton_heuristics.py, runtime/coordinate_descent_tuner.py; checked again
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import shlex
 import threading
 from collections.abc import Callable
@@ -29,6 +31,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ("torch._inductor.cpp_builder", "run_compile_cmd", "native_builds"),
     ("torch._inductor.codecache", "CppCodeCache._load_library", ""),
     ("torch._inductor.codecache", "PersistentCache.lookup", ""),
+    ("torch._inductor.cpu_vec_isa", "VecISA._probe_load", ""),
 )
 """Module, attribute path and the field of `Work` that one outermost call adds to; a test fails when one goes away."""
 
@@ -59,6 +62,7 @@ class WorkCounter:
             "run_compile_cmd": self._wrap_build,
             "CppCodeCache._load_library": self._wrap_load,
             "PersistentCache.lookup": self._wrap_tuning_lookup,
+            "VecISA._probe_load": self._wrap_probe,
         }
         for module, path, field in NAMES:
             wrap = special.get(path) or functools.partial(self._wrap_counted, field=field)
@@ -127,6 +131,17 @@ class WorkCounter:
             return function(cls, path, key)
 
         return load
+
+    def _wrap_probe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def probe(isa: Any, output_path: str) -> Any:
+            is_loadable = function(isa, output_path)
+            if not is_loadable:
+                # never pack it: a restored probe object stands for one that was loaded (runtime/backports.py)
+                with contextlib.suppress(OSError):
+                    os.unlink(output_path)
+            return is_loadable
+
+        return probe
 
     def _wrap_tuning_lookup(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def lookup(cache: Any, choices: Any, op: str, inputs: str, benchmark: Any, *rest: Any, **named: Any) -> Any:

@@ -29,6 +29,7 @@ from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noq
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
 from cachepipe.domain.job import Job  # noqa: E402
 from cachepipe.domain.record import read_record, record_bytes  # noqa: E402
+from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
     call,
@@ -85,9 +86,10 @@ class Session:
 
     def start(self) -> Any:
         """Steps 1 and 2: returns the prepared model."""
-        import torch  # noqa: F401
+        import torch
 
         self.import_s = time.perf_counter() - STARTED
+        backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), torch.__version__)
         if not self.is_eager:
             from cachepipe.runtime.recorder import Recorder
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachepipe.domain.evidence import Work
 from cachepipe.importing import when_imported
+from cachepipe.runtime import backports
 from cachepipe.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def attach() -> Attached:
             return _state
         _state = Attached(Recorder(), time.monotonic(), last_compile=time.monotonic())
     _state.recorder.start()
+    backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), _torch_version())
     _begin_attempts(_state)
     when_imported("torch._dynamo.callback", _watch_compiles)
     atexit.register(_at_exit)
@@ -145,6 +147,10 @@ def _begin_attempts(attached: Attached) -> None:
             attached.attempts.append(begin(folder, digest, f"{start}.{os.getpid()}"))
         except OSError as error:
             say("attach", problem=f"no quarantine: {error}")
+
+
+def _torch_version() -> str:
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
 def _watch_compiles(module: ModuleType) -> None:

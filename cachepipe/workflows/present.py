@@ -10,68 +10,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, product
 
 from cachepipe.adapters import cachedir
-from cachepipe.adapters.execute import check_variables, folder_variables, has_compiler, isa_variables
+from cachepipe.adapters.execute import check_variables
 from cachepipe.adapters.lease import Lease
 from cachepipe.domain import marker as marks
-from cachepipe.domain.fingerprint import Fingerprint
-from cachepipe.domain.index import IndexRow, parse_timestamp, select
+from cachepipe.domain.index import IndexRow, parse_timestamp
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import Lock, read_lock
 from cachepipe.domain.marker import Marker, marker_bytes, read_marker
 from cachepipe.domain.record import digest_parts
-from cachepipe.errors import (
-    CachepipeError,
-    DeadlineError,
-    FingerprintMismatchError,
-    IntegrityError,
-    UnsafePathError,
-    UsageError,
-    VerificationError,
-)
-from cachepipe.runtime import attempts
+from cachepipe.errors import CachepipeError, FingerprintMismatchError, IntegrityError, UnsafePathError, UsageError
+from cachepipe.workflows.host import host_tag, this_machine
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of
 from cachepipe.workflows.restore_options import Options
 
 TOLERANCE = timedelta(seconds=300)
 _SET_CHOICES = 64
-
-
-@dataclass(frozen=True)
-class RestoreRequest:
-    """One restore: what is wanted and the moment at which it is over."""
-
-    options: Options
-    environment: Mapping[str, str]
-    """Of this process; what the service inherits."""
-    now: datetime
-    deadline: float
-    """In seconds of `time.monotonic`."""
-    start_id: str
-
-
-@dataclass(frozen=True)
-class RestoreOutcome:
-    """A folder that can be used, and what its user needs in the environment."""
-
-    outcome: str
-    """`restored` or `present`."""
-    folder: str
-    names: tuple[str, ...]
-    statements: tuple[str, ...]
-    trust: str
-    bytes: int
-    """Compressed bytes that this restore fetched."""
-    variables: Mapping[str, str]
-    notes: tuple[str, ...]
-    lease: Lease
-    """Shared; the folder is not replaced while it is held."""
 
 
 def read_locks(options: Options) -> tuple[Lock, ...]:
@@ -103,39 +61,6 @@ def set_digest(statements: Sequence[str]) -> str:
 def folder_name(names: Sequence[str], statements: Sequence[str]) -> str:
     """Returns the name of a folder of this content alone, `<name>.<digest12>` or `<set-digest12>`."""
     return f"{names[0]}.{statements[0][:12]}" if len(names) == 1 else set_digest(statements)[:12]
-
-
-def host_tag(environment: Mapping[str, str]) -> str:
-    """Returns a digest of the cheap facts that a fingerprint depends on; equal on an unchanged host."""
-    variables = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_DYNAMIC", "ATEN_CPU_CAPABILITY")
-    return digest_parts(
-        {
-            "boot": _small_file("/proc/sys/kernel/random/boot_id"),
-            "cpus": repr(sorted(os.sched_getaffinity(0))),
-            "prefix": sys.prefix,
-            "python": sys.version,
-            "torch": _torch_stat(),
-            **{name: environment.get(name, "") for name in (*variables, "CXX")},
-        }
-    )
-
-
-def _small_file(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read(4096)
-    except (OSError, ValueError):
-        return ""
-
-
-def _torch_stat() -> str:
-    for folder in sys.path:
-        try:
-            facts = os.stat(os.path.join(folder, "torch", "version.py"))
-        except OSError:
-            continue
-        return f"{folder} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}"
-    return ""
 
 
 def open_present(folder: str, statements: Sequence[str]) -> tuple[Marker, Lease] | None:
@@ -196,6 +121,11 @@ def _check_bytes(folder: int, row: marks.MarkedFile) -> None:
         raise IntegrityError(row.path, "changed since it was restored", wanted=row.sha256, found=whole.hexdigest())
 
 
+def find(request: RestoreRequest) -> RestoreOutcome | None:
+    """Returns the wanted folder if it is there already: `with_lock` or `in_channel`; None: it must be restored."""
+    return with_lock(request) if request.options.locks else in_channel(request)
+
+
 def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
     """Returns the folder that lock files pin, if it is already there and this host is as it was; offline.
 
@@ -232,8 +162,12 @@ def _likely_folders(request: RestoreRequest, locks: Sequence[Lock], statements: 
         if len(names) == 1:
             yield root
         yield os.path.join(os.path.dirname(root), own_name)
-    for place in cachedir.scratch_folders(request.environment):
+    for place in _scratch(request):
         yield os.path.join(place, own_name)
+
+
+def _scratch(request: RestoreRequest) -> tuple[str, ...]:
+    return cachedir.scratch_folders(request.environment) if request.options.has_scratch else ()
 
 
 def _still_fits(rows: Sequence[IndexRow], request: RestoreRequest, tag: str, folder: str, marker: Marker) -> bool:
@@ -247,37 +181,6 @@ def _still_fits(rows: Sequence[IndexRow], request: RestoreRequest, tag: str, fol
     return True
 
 
-@dataclass(frozen=True)
-class Machine:
-    """This machine as far as some rows ask."""
-
-    fingerprint: Fingerprint
-    device: str
-
-    def require(self, row: IndexRow) -> None:
-        """Returns if the row fits.
-
-        Raises:
-            FingerprintMismatchError: it does not; the differences are named.
-        """
-        self.select([row], row.artifact)
-
-    def select(self, rows: Sequence[IndexRow], what: str, revoked: Sequence[str] = ()) -> IndexRow:
-        """Returns the newest row that fits; on a machine with a GPU only rows for GPUs count, if there are any."""
-        own = [row for row in rows if row.device == self.device]
-        return select(own or rows, self.fingerprint, what, revoked)
-
-
-def this_machine(rows: Sequence[IndexRow]) -> Machine:
-    """Returns this machine's fingerprint, reading no more than the rows ask for."""
-    from cachepipe.adapters.machine import machine_fingerprint
-
-    parts = {part.name for row in rows for part in row.fingerprint}
-    devices = sorted({"cpu", *(row.device for row in rows)} & {"cpu", "cuda"})
-    fingerprint = machine_fingerprint(devices, has_compiler_part="compiler" in parts)
-    return Machine(fingerprint, "cuda" if fingerprint.get("gpu_name") else "cpu")
-
-
 def renew_marker(folder: str, marker: Marker) -> None:
     """Replaces a folder's marker; a folder that cannot be written keeps the old one."""
     path = os.path.join(folder, marks.PATH)
@@ -288,66 +191,6 @@ def renew_marker(folder: str, marker: Marker) -> None:
         os.replace(temporary, path)
     except OSError:
         return
-
-
-def state_dir(options: Options, folder: str) -> str:
-    return options.state_dir or os.path.join(os.path.dirname(folder), ".state")
-
-
-def refuse_quarantined(options: Options, folder: str, statements: Sequence[str]) -> None:
-    """Returns if no statement is quarantined; else clears its marks, so that the next start tries it again.
-
-    Raises:
-        VerificationError: two starts within 15 minutes never became ready.
-    """
-    state, now = state_dir(options, folder), time.time()
-    for digest in statements:
-        if attempts.unfinished(state, digest, now) >= attempts.MAX_UNFINISHED:
-            attempts.clear(state, digest)
-            what = f"{attempts.MAX_UNFINISHED} starts with {digest[:12]} within 15 minutes did not become ready"
-            raise VerificationError([f"quarantined for this start: {what}"])
-
-
-def outcome_of(
-    request: RestoreRequest, outcome: str, folder: str, marker: Marker, lease: Lease, notes: Sequence[str] = ()
-) -> RestoreOutcome:
-    """Returns the outcome for a complete folder.
-
-    Raises:
-        VerificationError: its statements are quarantined.
-        DeadlineError: time ran out.
-    """
-    options = request.options
-    try:
-        refuse_quarantined(options, folder, marker.statements)
-        if time.monotonic() > request.deadline:
-            raise DeadlineError("time ran out")
-    except CachepipeError:
-        lease.close()
-        raise
-    variables = {
-        **marker.variables,
-        **_isa(marker.cpu_isa),
-        **folder_variables(folder),
-        "CACHEPIPE_ROOT": folder,
-        "CACHEPIPE_RESTORED": ",".join(marker.statements),
-        "CACHEPIPE_STATE_DIR": state_dir(options, folder),
-    }
-    if marker.has_compiler_stub and not has_compiler(request.environment):
-        path = request.environment.get("PATH", os.defpath)
-        variables["PATH"] = os.pathsep.join([os.path.join(folder, marks.BIN), path])
-    fetched = 0 if outcome == "present" else marker.bytes
-    return RestoreOutcome(
-        outcome, folder, marker.names, marker.statements, marker.trust, fetched, variables, tuple(notes), lease
-    )
-
-
-def _isa(built: str) -> dict[str, str]:
-    if built != "avx2":
-        return {}
-    from cachepipe.adapters.machine import Host, cpu_flags, vector_isa
-
-    return isa_variables(built, vector_isa(cpu_flags(Host())))
 
 
 def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
@@ -378,7 +221,7 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
 
 def _channel_folders(request: RestoreRequest, name: str) -> Iterator[str]:
     yield os.path.abspath(request.options.dest or os.path.join(cachedir.DEFAULT_CACHE_ROOT, name))
-    for place in cachedir.scratch_folders(request.environment):
+    for place in _scratch(request):
         try:
             with os.scandir(place) as found:
                 yield from sorted(item.path for item in found if item.name.startswith(f"{name}."))

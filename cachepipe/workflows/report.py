@@ -34,6 +34,8 @@ class BucketRow:
     cold_s: float | None
     restored_s: float | None
     eager_s: float | None
+    speedup: float | None
+    """cold ÷ restored; None where one of them found its graph ready because an earlier shape bucket shares it."""
     phases: Phases | None
     """Of the restored first call."""
     hits: Mapping[str, str]
@@ -129,6 +131,7 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketR
                 cold_s=_first(cold.get(label)),
                 restored_s=_first(restored.get(label)),
                 eager_s=_first(eager.get(label)),
+                speedup=_speedup(cold.get(label), restored.get(label)),
                 phases=restored[label].phases if label in restored else None,
                 hits=_hits(evidence, label),
                 work=shown.work,
@@ -149,6 +152,12 @@ def _by_label(evidence: EntryEvidence | None) -> dict[str, BucketEvidence]:
 
 def _first(bucket: BucketEvidence | None) -> float | None:
     return None if bucket is None else bucket.first_call_s
+
+
+def _speedup(cold: BucketEvidence | None, restored: BucketEvidence | None) -> float | None:
+    if cold is None or restored is None or not (cold.graphs and restored.graphs and restored.first_call_s):
+        return None
+    return round(cold.first_call_s / restored.first_call_s, 2)
 
 
 def _hits(evidence: EntryEvidence | None, label: str) -> dict[str, str]:
@@ -238,7 +247,7 @@ def bucket_cells(found: Report) -> list[tuple[object, ...]]:
             row.cold_s,
             row.restored_s,
             row.eager_s,
-            f"{row.cold_s / row.restored_s:.1f}" if row.cold_s and row.restored_s else None,
+            None if row.speedup is None else f"{row.speedup:.1f}",
             hits_text(row.hits),
             work_text(row.work),
             phase_bar(row.phases, longest_s) if row.phases else None,

@@ -37,8 +37,9 @@ from cachepipe.errors import IntegrityError, NoRoomError, UnsafePathError, Usage
 from cachepipe.failpoints import reached
 from cachepipe.workflows import present
 from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
+from cachepipe.workflows.host import host_tag, this_machine
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined
 from cachepipe.workflows.place import Place, candidates, refusal, reserve
-from cachepipe.workflows.present import RestoreOutcome, RestoreRequest
 
 FAIL_POINTS = (
     "restore.after_rows",
@@ -76,17 +77,19 @@ def restore(request: RestoreRequest) -> RestoreOutcome:
         VerificationError: the artifact is quarantined.
         DeadlineError: time ran out.
     """
-    options = request.options
     # 1 present
-    found = present.with_lock(request) if options.locks else present.in_channel(request)
-    if found is not None:
-        return found
+    return present.find(request) or restore_absent(request)
+
+
+def restore_absent(request: RestoreRequest) -> RestoreOutcome:
+    """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
+    options = request.options
     # 2 rows
     store = _store(options.store)
     sources = _sources(request, store)
     reached("restore.after_rows")
     # 3 select
-    machine = present.this_machine([row for source in sources for row in source.rows])
+    machine = this_machine([row for source in sources for row in source.rows])
     rows = [machine.select(source.rows, source.name, source.revoked) for source in sources]
     # 4 artifacts
     artifacts = [read_artifact(store, row, source.name) for row, source in zip(rows, sources, strict=True)]
@@ -101,7 +104,7 @@ def restore(request: RestoreRequest) -> RestoreOutcome:
         return placed
     place, notes = placed
     try:
-        present.refuse_quarantined(options, place.folder, digests)
+        refuse_quarantined(options, place.folder, digests)
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
@@ -119,7 +122,7 @@ def restore(request: RestoreRequest) -> RestoreOutcome:
         opened = present.open_present(place.folder, digests)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
-        return present.outcome_of(request, "restored", place.folder, *opened, notes)
+        return outcome_of(request, "restored", place.folder, *opened, notes)
     finally:
         place.release()
 
@@ -175,7 +178,7 @@ def _marker(
         names=tuple(source.name for source in sources),
         statements=tuple(artifact.digest for artifact in artifacts),
         root="",
-        host=present.host_tag(request.environment),
+        host=host_tag(request.environment),
         channel=sources[0].channel,
         index_version=sources[0].version,
         expires_at=sources[0].expires_at,
@@ -201,10 +204,9 @@ def _place(
     own_name = present.folder_name(marker.names, digests)
     root = statements[0].root if len(digests) == 1 else os.path.join(os.path.dirname(statements[0].root), own_name)
     final = os.path.abspath(options.dest or root)
-    has_scratch = bool(options.command) or not options.dest
     need = cachedir.Need(sum(s.unpacked_bytes for s in statements), sum(s.files for s in statements))
     problems: list[UnsafePathError | NoRoomError] = []
-    for folder in candidates(final, own_name, has_scratch, request.environment):
+    for folder in candidates(final, own_name, options.has_scratch, request.environment):
         try:
             place = reserve(folder, need, request.deadline)
         except (UnsafePathError, NoRoomError) as error:
@@ -216,7 +218,7 @@ def _place(
             place.release()
             # Next time without these requests: by the index version and the host that were just found to fit.
             present.renew_marker(folder, replace(marker, root=folder, files=opened[0].files, bytes=opened[0].bytes))
-            return present.outcome_of(request, "present", folder, *opened, notes)
+            return outcome_of(request, "present", folder, *opened, notes)
         try:
             place.hold()
         except UnsafePathError as error:

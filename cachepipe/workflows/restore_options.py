@@ -60,6 +60,11 @@ class Options:
     is_json: bool = False
     command: tuple[str, ...] = ()
 
+    @property
+    def has_scratch(self) -> bool:
+        """Tells whether another folder than the wanted one will do; an image build (`--dest`, no command) wants its own."""
+        return bool(self.command) or not self.dest
+
 
 def split_command(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns our own words and the command after the first `--`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,8 @@ from cachepipe.adapters.execute import become, folder_variables, write_env_file
 from cachepipe.adapters.lease import Lease
 from cachepipe.errors import CachepipeError, DeadlineError, UsageError
 from cachepipe.failpoints import reached
-from cachepipe.workflows.present import RestoreOutcome, RestoreRequest, with_lock
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest
+from cachepipe.workflows.present import find
 from cachepipe.workflows.restore_options import Options, parse, split_command
 
 T = TypeVar("T")
@@ -88,13 +88,12 @@ def run_options(options: Options, began: float | None = None) -> int:
 
 
 def _restore(request: RestoreRequest) -> RestoreOutcome:
-    if request.options.locks:
-        found = with_lock(request)
-        if found is not None:
-            return found
-    from cachepipe.workflows.restore import restore  # store, zstd and all else that `present` does not need
+    found = find(request)
+    if found is not None:
+        return found
+    from cachepipe.workflows.restore import restore_absent  # zstd and all else that a present folder does not need
 
-    return restore(request)
+    return restore_absent(request)
 
 
 def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | None:
@@ -107,7 +106,7 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
             box.append(work())
         except CachepipeError as error:
             box.append(error)
-        except Exception as error:  # the boundary: a bug in cachepipe may cost the warm start, never the service
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug of ours costs the warm start, not the service
             box.append(CachepipeError(f"{type(error).__name__}: {error}"))
         finally:
             done.set()
@@ -117,15 +116,12 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
     return box[0] if box else None
 
 
-def _start(options: Options, start_id: str, began: float, result: RestoreOutcome | CachepipeError) -> int:
+def _start(options: Options, start_id: str, began: float, result: RestoreOutcome | CachepipeError) -> int:  # noqa: RET503
     """Says what happened, then becomes the command or returns the exit code."""
     common = {"CACHEPIPE_START_ID": start_id}
     if not options.no_attach:
         common["CACHEPIPE_ATTACH"] = "1"
-    if isinstance(result, RestoreOutcome):
-        start = _warm(result, common)
-    else:
-        start = _cold(result, options, common)
+    start = _warm(result, common) if isinstance(result, RestoreOutcome) else _cold(result, options, common)
     if options.env_file and start.outcome != "refused":
         try:
             write_env_file(options.env_file, start.variables)

@@ -256,7 +256,8 @@ def wrong_files(root: BuildRoot, table: FileTable) -> list[str]:
 def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
     facts = {bucket_label(row.shape_bucket): row for row in record.shape_buckets}
     rows = []
-    for bucket in evidence.shape_buckets:
+    # The proof calls in the opposite order; a reader wants the manifest's.
+    for bucket in reversed(evidence.shape_buckets):
         label = bucket_label(bucket.shape_bucket)
         lookups = [lookup for lookup in evidence.lookups if lookup.shape_bucket == label]
         layers = dict.fromkeys(lookup.layer for lookup in lookups)

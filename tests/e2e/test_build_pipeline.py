@@ -6,8 +6,12 @@ import dataclasses
 import json
 import os
 import re
+import select
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -47,6 +51,13 @@ class Breaking(torch.nn.Module):
 
 def breaking():
     return Breaking()
+
+def hanging():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(os.path.join(os.path.dirname(__file__), "hanging.tmp"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, file.name.replace(".tmp", ".pid"))
+    signal.pause()
 
 def dying():
     print("last words of the factory")
@@ -244,6 +255,28 @@ def test_a_worker_that_dies_is_named_with_its_signal_and_last_words(tmp_path: Pa
         project.build(publishes=False)
     assert caught.value.exit_code == 11 and signal.SIGSEGV.name in caught.value.reason
     assert "last words of the factory" in caught.value.reason
+
+
+def test_case_i1_an_interrupted_build_leaves_nothing_running_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.declare(("mlp", "mlp", "{}"), ("hanging", "hanging", "{}"))
+    words = [sys.executable, "-m", "cachepipe", "build", str(project.manifest), "--no-publish"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "hanging.pid").exists():
+        assert process.poll() is None
+        select.select([], [], [], 0.05)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    with process:
+        _, talk = process.communicate(timeout=30)
+    assert process.returncode == 130 and "hint: finished steps are kept" in talk
+    assert time.monotonic() - begin < 10
+    assert not Path(f"/proc/{(tmp_path / 'hanging.pid').read_text()}").exists()
+    assert not (tmp_path / "cache/tiny").exists()
+    project.declare(("mlp", "mlp", "{}"))
+    _, talk = project.build(publishes=False)
+    assert "tune" not in talk and "prove" in talk
 
 
 def test_a_cache_root_that_others_can_write_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:

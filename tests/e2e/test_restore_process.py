@@ -9,7 +9,9 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.support.restoring import (
     PRINT_ENVIRONMENT,
     REPOSITORY,
     Published,
+    Ran,
     command,
     environment,
     files_below,
@@ -32,8 +35,9 @@ from tests.support.restoring import (
     service_environment,
     tree_files,
 )
+from tests.support.users import OTHER_ID, as_other_user, give_to_other_user
 
-OTHER = 65534
+FOREIGN = 65534
 HEAVY = ("torch", "pydantic", "boto3", "botocore", "rich", "securesystemslib", "click", "yaml", "jinja2", "asyncio")
 
 
@@ -235,77 +239,83 @@ def test_on_another_host_fingerprints_are_compared_again(tmp_path: Path, demo: P
 # --- users and folders -------------------------------------------------------------------------------------------------
 
 
-def nobodys(tmp_path: Path) -> Path:
-    """Returns a folder that user 65534 owns, below ancestors that it can pass."""
-    base = Path("/tmp") / f"cachepipe-test-{os.getpid()}-{time.monotonic_ns()}"
-    base.mkdir(mode=0o755)
-    home = base / "theirs"
-    home.mkdir(mode=0o700)
-    os.chown(home, OTHER, OTHER)
-    return base
-
-
 @pytest.fixture
-def other(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A folder readable for all with `theirs/` owned by user 65534, who has no HOME; removed afterwards."""
-    base = nobodys(tmp_path)
+def other() -> Iterator[Path]:
+    """A folder that every user can pass, with `theirs/` and `tmp/` of another user; removed afterwards."""
+    base = Path(tempfile.mkdtemp(prefix="cachepipe-test-"))
+    base.chmod(0o755)
+    for name in ("theirs", "tmp"):
+        (base / name).mkdir(mode=0o700)
+        give_to_other_user(base / name)
     yield base
     shutil.rmtree(base)
 
 
-AS_OTHER = {"user": OTHER, "group": OTHER, "extra_groups": []}
+def run_as_other(base: Path, *given: str) -> Ran:
+    """Runs a restore under a user id without passwd entry, without HOME and USER."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(base / "tmp")}
+    argv = as_other_user(restore_words(*given))
+    ran = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    return Ran(ran.returncode, ran.stdout, ran.stderr, 0.0)
 
 
 def test_case_d1_a_user_without_name_and_home_gets_its_cache(other: Path) -> None:
     release = publish_release(other, root=str(other / "theirs/cache/demo"))
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
-    settings = {**AS_OTHER, "user": 54321, "group": 54321}
-    os.chown(other / "theirs", 54321, 54321)
-    ran = run_restore(other, *words(release), *command(), env=env, **settings)
+    ran = run_as_other(other, *words(release), *command())
     assert ran.line["outcome"] == "restored", ran.err
     assert ran.line["folder"] == release.root
     found = service_environment(ran)
     assert found["TORCHINDUCTOR_CACHE_DIR"] == f"{release.root}/inductor"
     assert not {"HOME", "USER"} & set(found)
+    cold = run_as_other(other, "--name", "demo", *command())
+    assert service_environment(cold)["TORCHINDUCTOR_CACHE_DIR"].startswith(f"{other}/tmp/cachepipe-{OTHER_ID}/cold.")
 
 
 def test_case_d2_files_belong_to_the_running_user_with_modes_of_ours(other: Path) -> None:
     release = publish_release(other, root=str(other / "theirs/cache/demo"))
-    ran = run_restore(other, *words(release), *command(["/usr/bin/touch", f"{release.root}/inductor/new"]), **AS_OTHER)
+    ran = run_as_other(other, *words(release), *command(["touch", f"{release.root}/inductor/new"]))
     assert (ran.code, ran.line["outcome"]) == (0, "restored")
+    owner = (other / "theirs").stat().st_uid
     for place, folders, names in os.walk(release.root):
         facts = [os.stat(os.path.join(place, name)) for name in (*folders, *names)]
-        assert {(fact.st_uid, fact.st_gid) for fact in facts} <= {(OTHER, OTHER)}
+        assert {fact.st_uid for fact in facts} <= {owner}
         assert all(fact.st_mode & 0o022 == 0 for fact in facts)
 
 
 def test_case_d2_a_folder_of_another_user_is_not_used(other: Path) -> None:
     release = publish_release(other, root=str(other / "theirs/cache/demo"))
-    run_restore(other, *words(release))  # by root, who may
-    assert os.stat(release.root).st_uid == 0
-    os.chown(other / "theirs/cache", OTHER, OTHER)
-    (other / "tmp").mkdir(mode=0o700, exist_ok=True)
-    os.chown(other / "tmp", OTHER, OTHER)
-    ran = run_restore(other, *words(release), *command(), **AS_OTHER)
+    run_as_other(other, *words(release))
+    os.chown(release.root, FOREIGN, FOREIGN)
+    ran = run_as_other(other, *words(release), *command())
     folder = service_environment(ran)["CACHEPIPE_ROOT"]
     assert folder == f"{release.root}.{release.row.statement[:12]}"
-    assert "owned by uid 0, we are 65534" in ran.line["reason"]
+    assert "demo: owned by uid" in ran.line["reason"]
     assert files_below(folder) == release.restored_bytes(folder)
 
 
 def test_case_d3_a_read_only_target_is_left_for_private_scratch(other: Path) -> None:
-    release = publish_release(other, root=str(other / "cache/demo"))  # made by root: nobody cannot write there
-    (other / "cache").mkdir(mode=0o755)
-    (other / "tmp").mkdir(mode=0o700, exist_ok=True)
-    os.chown(other / "tmp", OTHER, OTHER)
-    ran = run_restore(other, *words(release), *command(), **AS_OTHER)
+    release = publish_release(other, root=str(other / "cache/demo"))
+    (other / "cache").mkdir()
+    give_to_other_user(other / "cache")
+    (other / "cache").chmod(0o555)
+    ran = run_as_other(other, *words(release), *command())
     folder = service_environment(ran)["CACHEPIPE_ROOT"]
-    assert folder == f"{other}/tmp/cachepipe-{OTHER}/demo.{release.row.statement[:12]}"
-    assert "not writable" in ran.line["reason"]
+    assert folder == f"{other}/tmp/cachepipe-{OTHER_ID}/demo.{release.row.statement[:12]}"
+    assert "cache: not writable" in ran.line["reason"]
     assert files_below(folder) == release.restored_bytes(folder)
-    assert str(folder) in (Path(folder) / "triton/0/KEY0/__grp__k.json").read_text()
-    again = run_restore(other, *words(release), *command(["true"]), **AS_OTHER)
+    assert folder in (Path(folder) / "triton/0/KEY0/__grp__k.json").read_text()
+    again = run_as_other(other, *words(release), *command(["true"]))
     assert (again.line["outcome"], again.line["folder"]) == ("present", folder)
+
+
+def test_a_restored_folder_that_lost_its_write_bit_is_opened_for_its_owner_again(other: Path) -> None:
+    release = publish_release(other, root=str(other / "theirs/cache/demo"))
+    run_as_other(other, *words(release, "--lock", release.lock))
+    os.chmod(release.root, 0o555)
+    writes = command(["touch", f"{release.root}/new"])
+    ran = run_as_other(other, *words(release, "--lock", release.lock), *writes)
+    assert (ran.code, ran.line["outcome"]) == (0, "present")
+    assert stat.S_IMODE(os.stat(release.root).st_mode) == 0o700
 
 
 def test_a_scratch_folder_that_someone_prepared_is_not_used(tmp_path: Path) -> None:
@@ -370,7 +380,9 @@ def test_case_j2_a_hostile_table_writes_nothing_and_the_service_starts(tmp_path:
     ).encode()
     packs = (tmp_path / "hostile").mkdir() or tmp_path / "hostile"
     pack, table = write_blob(b"x", packs, 1), write_blob(text, packs, LIMITS.table_raw_bytes)
-    hostile = publish_hostile(tmp_path, packs, replace(honest.statement, packs=(pack,), table=table, files=1, unpacked_bytes=1))
+    hostile = publish_hostile(
+        tmp_path, packs, replace(honest.statement, packs=(pack,), table=table, files=1, unpacked_bytes=1)
+    )
     ran = run_restore(tmp_path, f"file://{tmp_path}/store", "--name", hostile, *command(["true"]))
     assert (ran.code, ran.line["outcome"]) == (0, "cold")
     assert "unsafe path '../../escaped'" in ran.line["reason"]
@@ -378,15 +390,15 @@ def test_case_j2_a_hostile_table_writes_nothing_and_the_service_starts(tmp_path:
 
 
 def publish_hostile(base: Path, packs: Path, statement) -> str:  # type: ignore[no-untyped-def]
+    from cachepipe.adapters.local_store import LocalStore
     from cachepipe.adapters.packs import write_blob
-    from cachepipe.domain.limits import LIMITS
-    from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, seal
     from cachepipe.domain.index import PAYLOAD_TYPE, first_index, index_bytes
     from cachepipe.domain.layout import pack_key, statement_key
+    from cachepipe.domain.limits import LIMITS
     from cachepipe.domain.statement import statement_bytes
+    from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, seal
     from cachepipe.domain.ulid import ulid
     from cachepipe.workflows.fetch import row_of
-    from cachepipe.adapters.local_store import LocalStore
 
     now = datetime.now(timezone.utc)
     explain = write_blob(b"{}\n", packs, LIMITS.explain_raw_bytes)
@@ -457,14 +469,16 @@ def test_a_signal_during_restore_ends_it_without_a_start(
 ) -> None:
     (tmp_path / "store" / hint_key("demo", "stable")).unlink()
     os.mkfifo(tmp_path / "store" / hint_key("demo", "stable"))  # the read of the hint hangs
-    with subprocess.Popen(
-        restore_words(*words(demo), "--", "touch", str(tmp_path / "started")),
-        env=environment(tmp_path),
-        stderr=subprocess.PIPE,
-    ) as process:
-        with open(tmp_path / "store" / hint_key("demo", "stable"), "wb"):  # opens when the restore reads
-            process.send_signal(number)
-            _, err = process.communicate(timeout=20)
+    with (
+        subprocess.Popen(
+            restore_words(*words(demo), "--", "touch", str(tmp_path / "started")),
+            env=environment(tmp_path),
+            stderr=subprocess.PIPE,
+        ) as process,
+        open(tmp_path / "store" / hint_key("demo", "stable"), "wb"),
+    ):  # opens when the restore reads
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
     assert process.returncode == code
     assert b"outcome=refused" in err
     assert not (tmp_path / "started").exists()
@@ -541,7 +555,9 @@ def test_strict_exits_with_the_reasons_code_and_else_the_service_starts(
     assert (without.code, without.out) == (code, "")
 
 
-@pytest.mark.parametrize("harm", ["pack gone", "pack swapped", "table gone", "statement gone", "statement cut", "index cut"])
+@pytest.mark.parametrize(
+    "harm", ["pack gone", "pack swapped", "table gone", "statement gone", "statement cut", "index cut"]
+)
 def test_a_harmed_store_gives_a_cold_start_by_name(tmp_path: Path, demo: Published, harm: str) -> None:
     artifact = tmp_path / "store/v1/artifacts" / demo.row.artifact
     pack = artifact / "packs" / demo.statement.packs[0].digest
@@ -559,7 +575,7 @@ def test_a_harmed_store_gives_a_cold_start_by_name(tmp_path: Path, demo: Publish
     assert (ran.code, ran.line["outcome"]) == (0, "cold")
     assert run_restore(tmp_path, *words(demo, "--strict"), *command(["true"])).code == 13
     assert not os.path.exists(demo.root)
-    assert not [name for name in os.listdir(os.path.dirname(demo.root)) if ".tmp." in name] if harm != "index cut" else True
+    assert not list((tmp_path / "cache").glob("*.tmp.*"))
 
 
 def test_another_machine_is_refused_before_any_pack_is_read(tmp_path: Path) -> None:

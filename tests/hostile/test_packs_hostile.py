@@ -324,7 +324,7 @@ def test_a_missing_pack_is_refused_by_its_digest(tmp_path: Path) -> None:
 
 def test_a_pack_that_was_swapped_for_another_is_refused(tmp_path: Path) -> None:
     other = frame(b"9876543210")
-    with pytest.raises(IntegrityError, match=rf"(compressed size|digest): wanted .*, found "):
+    with pytest.raises(IntegrityError, match=r"(compressed size|digest): wanted .*, found "):
         materialise_into(tmp_path / "out", one_file(), lambda _: other)
     assert not list((tmp_path / "out").rglob("a"))
 

@@ -24,7 +24,6 @@ from cachepipe.domain.lock import Lock, lock_bytes
 from cachepipe.domain.statement import FORMAT, Statement
 from cachepipe.domain.ulid import ulid
 from cachepipe.workflows.publish import PackedArtifact, publish
-
 from tests.support.artifacts import entry_record, entry_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,7 +94,7 @@ def publish_release(
     work = base / f"work-{name}-{number}-{time.monotonic_ns()}"
     tree = write_tree(work / "tree", files)
     (work / "blobs").mkdir()
-    packed = pack_tree(tree, {path: (0,) for path in files}, root, work / "blobs")
+    packed = pack_tree(tree, dict.fromkeys(files, (0,)), root, work / "blobs")
     now = datetime.now(timezone.utc)
     statement = Statement(
         format=FORMAT,

@@ -130,7 +130,10 @@ def test_candidates_go_from_the_final_folder_to_scratch(tmp_path: Path) -> None:
 
 
 def test_relative_folders_of_the_environment_are_not_used() -> None:
-    assert candidates("/r/demo", "d", True, {"XDG_CACHE_HOME": "x", "TMPDIR": "t"})[2:] == candidates("/r/demo", "d", True, {})[2:]
+    assert (
+        candidates("/r/demo", "d", True, {"XDG_CACHE_HOME": "x", "TMPDIR": "t"})[2:]
+        == candidates("/r/demo", "d", True, {})[2:]
+    )
 
 
 @pytest.mark.parametrize(

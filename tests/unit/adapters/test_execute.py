@@ -17,7 +17,7 @@ from cachepipe.adapters.execute import (
 from cachepipe.errors import IntegrityError, UsageError
 
 TEXTS = {
-    "--version": "g++ (Debian 12.2.0-14) 12.2.0\nIt's free; see $HOME `x` \"y\" %s\n",
+    "--version": 'g++ (Debian 12.2.0-14) 12.2.0\nIt\'s free; see $HOME `x` "y" %s\n',
     "-v": "Target: x86_64\ngcc version 12.2.0\n",
 }
 
@@ -61,16 +61,22 @@ def test_a_variable_that_no_environment_can_hold_is_refused(value: str) -> None:
 
 @pytest.mark.parametrize(
     ("built", "here", "found"),
-    [("avx2", "avx512_vnni+bf16", "avx2"), ("avx2", "amx", "avx2"), ("avx2", "avx2", ""), ("avx512", "avx512", ""), ("", "amx", "")],
+    [
+        ("avx2", "avx512_vnni+bf16", "avx2"),
+        ("avx2", "amx", "avx2"),
+        ("avx2", "avx2", ""),
+        ("avx512", "avx512", ""),
+        ("", "amx", ""),
+    ],
 )
 def test_a_lowered_isa_is_pinned(built: str, here: str, found: str) -> None:
     assert isa_variables(built, here) == ({"ATEN_CPU_CAPABILITY": found} if found else {})
 
 
 def test_an_env_file_is_read_back_by_a_shell(tmp_path: Path) -> None:
-    values = {"A": "plain/path", "B": "it's $HOME \"x\" `y`", "C": ""}
+    values = {"A": "plain/path", "B": 'it\'s $HOME "x" `y`', "C": ""}
     write_env_file(str(tmp_path / "env"), values)
-    script = f". {shlex.quote(str(tmp_path / 'env'))}; printf '%s|%s|%s' \"$A\" \"$B\" \"$C\""
+    script = f'. {shlex.quote(str(tmp_path / "env"))}; printf \'%s|%s|%s\' "$A" "$B" "$C"'
     assert subprocess.check_output(["/bin/sh", "-c", script], text=True) == "|".join(values.values())
     assert (tmp_path / "env").read_text().startswith("A=plain/path\n")
     assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600

@@ -34,9 +34,7 @@ def test_inputs_nest_and_keep_constants_fills_and_bounds() -> None:
 
 
 def test_channels_last_reaches_images_and_their_module() -> None:
-    spec = spec_of(
-        "small", memory_format="channels_last", inputs=[{"shape": ["batch", 3, 4, 4], "dtype": "float32"}]
-    )
+    spec = spec_of("small", memory_format="channels_last", inputs=[{"shape": ["batch", 3, 4, 4], "dtype": "float32"}])
     image = example_inputs(spec, {"batch": 2})[0][0]
     assert image.is_contiguous(memory_format=torch.channels_last)
     module = prepare(spec, torch.nn.Conv2d(3, 3, 3))

@@ -62,9 +62,7 @@ def test_a_miss_counts_its_backend_as_compile(recorder: Recorder) -> None:
     assert phases_of(log, 10.0).compile_s == pytest.approx(8.0)
 
 
-def test_memory_is_bounded_and_what_is_dropped_is_counted(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EVENTS", 3)
     for number in range(5):
         trace({"key": str(number)}, artifact={"name": "fx_graph_cache_hit"})

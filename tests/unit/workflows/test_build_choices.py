@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 
 from cachepipe.adapters.provenance import provenance
+from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.artifact import Blob, FileRow, FileTable, Segment, read_table, table_bytes
 from cachepipe.domain.entry import Context, EntrySpec
 from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.manifest import Manifest, read_manifest
 from cachepipe.domain.statement import FORMAT, EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError
-from cachepipe.workflows.assemble import check_size
+from cachepipe.workflows.assemble import Piece, check_size, explain_bytes
 from cachepipe.workflows.build import chosen_entries
 from cachepipe.workflows.carry import Earlier, part_of_table
 from cachepipe.workflows.fetch import Artifact
@@ -132,3 +134,12 @@ def test_provenance_names_no_host_and_needs_no_git(tmp_path: Path) -> None:
     (tmp_path / "manifest.yaml").write_text("version: 1")
     facts = provenance(tmp_path / "manifest.yaml")
     assert {"cachepipe", "host", "manifest"} <= set(facts) and len(facts["host"]) == 16
+
+
+def test_explain_data_that_does_not_fit_keeps_lookups_and_drops_components() -> None:
+    entry = planned("a")
+    record = statement(entry).entries[0]
+    part = {"components": {"fxgraph/k": {"c": ["h", "x" * 500]}}, "lookups": [1]}
+    piece = Piece(entry, Path(), record, part, EntryDir(Path()), (), is_carried=False)
+    assert json.loads(explain_bytes([piece])) == {"a/float32/default": part}
+    assert json.loads(explain_bytes([piece], 100)) == {"a/float32/default": {"components": {}, "lookups": [1]}}

@@ -7,7 +7,23 @@ from cachepipe.workflows.restore_options import OPTIONS, Options, parse
 
 
 def test_words_become_options_and_the_rest_the_command() -> None:
-    words = "file:///s --name a --name=b --channel beta --deadline 5 --strict -- serve --name x -- y".split()
+    words = [
+        "file:///s",
+        "--name",
+        "a",
+        "--name=b",
+        "--channel",
+        "beta",
+        "--deadline",
+        "5",
+        "--strict",
+        "--",
+        "serve",
+        "--name",
+        "x",
+        "--",
+        "y",
+    ]
     assert parse(words, {}) == Options(
         store="file:///s",
         names=("a", "b"),
