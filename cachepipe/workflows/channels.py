@@ -143,11 +143,11 @@ def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime)
     """
     index = read_channel(store, name, channel, now).index
     rows = tuple(row for row in index.rows if row.statement not in index.revoked)
-    for row in rows:
-        require_present(store, row, name)
+    roots = {require_present(store, row, name).statement.root for row in rows}
     if not rows:
         raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
-    lock = lock_of(dataclasses.replace(index, rows=rows))
+    # the root lets a restore see without the store that the artifact is there; targets may differ in it
+    lock = lock_of(dataclasses.replace(index, rows=rows), roots.pop() if len(roots) == 1 else "")
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with temporary.open("xb") as file:

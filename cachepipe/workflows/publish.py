@@ -41,7 +41,7 @@ from cachepipe.domain.statement import Statement, statement_bytes
 from cachepipe.domain.ulid import is_ulid
 from cachepipe.errors import ConflictError, IntegrityError, MissError, StoreError, TrustError, UsageError
 from cachepipe.failpoints import reached
-from cachepipe.workflows.fetch import check_format, newest, read_artifact, read_file_table, row_of
+from cachepipe.workflows.fetch import Artifact, check_format, newest, read_artifact, read_file_table, row_of
 
 DEADLINE_S = 120.0
 """How long a publisher tries to claim the next index version; the statement stays valid after it."""
@@ -246,8 +246,8 @@ def _claim(store: Store, index: Index) -> bool:
     return store.get(key, LIMITS.index_bytes) == envelope  # the nonce makes equal bytes ours
 
 
-def require_present(store: Store, row: IndexRow, release: str) -> None:
-    """Refuses a row whose artifact is no longer there; call it with the artifact pinned.
+def require_present(store: Store, row: IndexRow, release: str) -> Artifact:
+    """Returns the artifact of a row, which must still be there; call it with the artifact pinned.
 
     Raises:
         MissError: its statement is missing.
@@ -255,4 +255,4 @@ def require_present(store: Store, row: IndexRow, release: str) -> None:
     """
     if store.get(statement_key(row.artifact), LIMITS.statement_bytes) is None:
         raise MissError(f"the artifact is gone: {row.artifact} in {store.url}", hint="build and publish it again")
-    read_artifact(store, row, release)
+    return read_artifact(store, row, release)

@@ -201,6 +201,7 @@ def test_a_lock_pins_the_current_rows_and_survives_what_comes_after(
     lock = write_lock(store, "demo", "candidate", path, LATER)
     assert read_lock(path.read_bytes()) == lock
     assert set(lock.rows) == {cpu, gpu}
+    assert lock.root == read_artifact(store, cpu, "demo").statement.root != ""
     publish(store, "demo", "candidate", make_artifact(tmp_path, 3), NOW)
     row = select(read_lock(path.read_bytes()).rows, fingerprint_of(CPU_PARTS), "demo")
     assert read_artifact(store, row, "demo").digest == cpu.statement
