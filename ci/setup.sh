@@ -41,14 +41,14 @@ setup_venv() {
         "$python" -m venv "$venv"
     fi
     # torch first and by the one pin: a later requirement must find it there, or pip would fetch another build.
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$repo/ci/torch-pin.txt"
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$repo/ci/torch-pin.txt"
     local wheels
     wheels=$(mktemp -d)
     # A real wheel, not an editable install: only then does the .pth file lie where services have it.
-    "$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps -w "$wheels" "$repo"
+    "$venv/bin/python" -m pip wheel -qq --disable-pip-version-check --no-deps -w "$wheels" "$repo"
     local wheel=("$wheels"/cachepipe-*.whl)
-    "$venv/bin/python" -m pip uninstall --quiet --disable-pip-version-check --yes cachepipe 2>/dev/null || true
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$repo/ci/torch-pin.txt" "${wheel[0]}$extras"
+    "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check --yes cachepipe 2>/dev/null || true
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -c "$repo/ci/torch-pin.txt" "${wheel[0]}$extras"
     rm -rf "$wheels"
     printf '%s\n' "$digest" >"$venv/.cachepipe-sources"
 }

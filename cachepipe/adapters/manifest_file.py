@@ -14,7 +14,8 @@ from pathlib import Path
 import yaml
 
 from cachepipe.domain.limits import MIB
-from cachepipe.domain.manifest import Manifest, read_manifest
+from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.manifest_reader import read_manifest
 from cachepipe.domain.manifest_rules import Place, Problem
 from cachepipe.domain.record import Json
 from cachepipe.errors import ManifestError

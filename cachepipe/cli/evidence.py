@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ Exits with 18 if a gate refuses, after the table."""
 def verify_command(manifest: Path, is_json: bool, **options: Any) -> int:
     """Restores the release of MANIFEST and proves every shape bucket in fresh processes."""
     request = VerifyRequest(manifest, **options)
-    summaries = verify(request, open_progress(), datetime.now(timezone.utc))
+    summaries = verify(request, open_progress(sys.stderr), datetime.now(timezone.utc))
     refusal = _refusal(summaries)
     if is_json:
         document = {"verifications": to_json(summaries)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
 def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: Any) -> None:
     """Tunes, settles, packs, proves and publishes the release of MANIFEST."""
     request = BuildRequest(manifest, publishes=not no_publish, **options)
-    summaries = build(request, open_progress(), datetime.now(timezone.utc))
+    summaries = build(request, open_progress(sys.stderr), datetime.now(timezone.utc))
     if is_json:
         print_json(summary_json(summaries))
         return

@@ -1,11 +1,11 @@
 """Names of all objects below a store's prefix.
 
-    v1/format.json                                       format and features, written once
-    v1/artifacts/<id>/packs/<sha256>                     immutable, one zstd frame
-    v1/artifacts/<id>/statement.dsse.json                immutable, written last: makes the artifact exist
-    v1/index/<name>/<channel>/<0000000042>.dsse.json     immutable; version = name = content
-    v1/index/<name>/<channel>/hint                       an unsigned number, the only object ever overwritten
-    v1/pins/<id>/<uuid>                                  announcement of a publisher
+v1/format.json                                       format and features, written once
+v1/artifacts/<id>/packs/<sha256>                     immutable, one zstd frame
+v1/artifacts/<id>/statement.dsse.json                immutable, written last: makes the artifact exist
+v1/index/<name>/<channel>/<0000000042>.dsse.json     immutable; version = name = content
+v1/index/<name>/<channel>/hint                       an unsigned number, the only object ever overwritten
+v1/pins/<id>/<uuid>                                  announcement of a publisher
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The manifest: what a release is built from, as frozen models that forbid what they do not know.
 
-`read_manifest` takes the tree of a YAML file and returns the `Manifest`, or every problem with its place. Rules that
-look into trees stand in `manifest_rules`; lines and files are the adapter's (`adapters/manifest_file.py`).
+Rules that look into trees stand in `manifest_rules`, the reader that reports every problem in `manifest_reader`; lines
+and files are the adapter's (`adapters/manifest_file.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from pydantic import (
     Field,
     Strict,
     Tag,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from cachepipe.domain.layout import check_name
 from cachepipe.domain.manifest_rules import (
     FLOATING,
     REFERENCE,
-    Place,
     Problem,
     dimension_problems,
     dynamic_problems,
@@ -178,9 +176,17 @@ class ContextSettings(_Model):
     deterministic: bool = False
 
 
-class Tolerance(_Model):
+class ToleranceBounds(_Model):
     rtol: Amount = 0.02
     atol: Amount = 0.02
+
+
+class Tolerance(ToleranceBounds):
+    by_dtype: Mapping[Dtype, ToleranceBounds] = {}
+    """Where one dtype rounds more than the others: eager rounds after every operation, a fused kernel once."""
+
+    def of(self, dtype: str) -> ToleranceBounds:
+        return self.by_dtype.get(dtype, self)
 
 
 class DynamicBounds(_Model):
@@ -335,63 +341,3 @@ def with_cache_root(manifest: Manifest, cache_root: str) -> Manifest:
         return manifest.model_copy(update={"cache_root": _absolute(cache_root)})
     except ValueError as error:
         raise UsageError(f"cache root: {error}") from error
-
-
-def read_manifest(tree: Json) -> Manifest | tuple[Problem, ...]:
-    """Returns the manifest in a tree of plain values, or all its problems, in the order of their places."""
-    try:
-        return Manifest.model_validate(tree)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-    return tuple(problem for detail in details for problem in _problems(detail))
-
-
-_FIELDS: Mapping[Place, type[BaseModel]] = {
-    (): Manifest,
-    ("targets",): Target,
-    ("gates",): Gates,
-    ("trust",): Trust,
-    ("models", "factory"): FactoryModel,
-    ("models", "command"): CommandModel,
-    ("models", "factory", "compile"): CompileSettings,
-    ("models", "factory", "context"): ContextSettings,
-    ("models", "factory", "tolerance"): Tolerance,
-    ("models", "factory", "dynamic_dims"): DynamicBounds,
-}
-_WORDS = {
-    "missing": "required",
-    "int_type": "not an integer",
-    "float_type": "not a number",
-    "string_type": "not text (quote it)",
-    "bool_type": "not `true` or `false`",
-    "tuple_type": "not a list",
-    "mapping_type": "not a mapping",
-    "dict_type": "not a mapping",
-    "model_type": "not a mapping",
-    "too_short": "at least one is needed",
-    "string_pattern_mismatch": "not an identifier",
-}
-
-
-def _problems(detail: ErrorDetails) -> list[Problem]:
-    place = detail["loc"]
-    if place[:1] == ("models",) and len(place) > 2:
-        place = (*place[:2], *place[3:])  # without the tag of the union
-    if detail["type"] == "problems":
-        return [Problem((*place, *problem.place), problem.message) for problem in detail["ctx"]["problems"]]
-    return [Problem(place, _message(detail))]
-
-
-def _message(detail: ErrorDetails) -> str:
-    kind, place = detail["type"], detail["loc"]
-    if kind == "extra_forbidden":
-        owner = tuple(part for part in place[:-1] if isinstance(part, str))
-        if owner[:3] == ("models", "factory", "dynamic_dims"):
-            owner = owner[:3]
-        if owner == ("models", "factory") and place[-1] == "command":
-            return "a model has `factory` or `command`, not both"
-        return f"unknown field{nearest(str(place[-1]), _FIELDS[owner].model_fields)}"
-    if place == ("version",) and kind == "literal_error":
-        return f"unknown version `{detail['input']}`: this release reads version 1"
-    text = _WORDS.get(kind) or detail["msg"].removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]

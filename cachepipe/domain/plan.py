@@ -101,8 +101,8 @@ def _spec(model: FactoryModel, dtype: str, mode: str, device: str) -> EntrySpec:
         dynamic_dims={name: DynamicDim(bounds.min, bounds.max) for name, bounds in model.dynamic_dims.items()},
         train=model.train,
         loss=model.loss,
-        rtol=model.tolerance.rtol,
-        atol=model.tolerance.atol,
+        rtol=model.tolerance.of(dtype).rtol,
+        atol=model.tolerance.of(dtype).atol,
     )
     data = record_bytes(spec)
     return read_record(EntrySpec, data, f"entry {spec.id}", len(data))

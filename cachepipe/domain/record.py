@@ -136,8 +136,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool], ...]:
     hints = typing.get_type_hints(cls)
     missing = dataclasses.MISSING
     return tuple(
-        (f.name, hints[f.name], f.default is missing and f.default_factory is missing)
-        for f in dataclasses.fields(cls)
+        (f.name, hints[f.name], f.default is missing and f.default_factory is missing) for f in dataclasses.fields(cls)
     )
 
 

@@ -130,18 +130,26 @@ def read_statement(payload: bytes, limits: Limits = LIMITS) -> Statement:
         raise IntegrityError("statement", "unknown format", wanted=FORMAT, found=found)
     statement = from_json(Statement, predicate, "statement")
     _check_sizes(statement, limits)
-    if canonical_bytes(tree["subject"]) != canonical_bytes(parse_json(statement_bytes(statement), "", 1 << 30)["subject"]):
+    if canonical_bytes(tree["subject"]) != canonical_bytes(
+        parse_json(statement_bytes(statement), "", 1 << 30)["subject"]
+    ):
         raise IntegrityError("statement", "subjects are not the blobs of the predicate")
     return statement
 
 
 def _check_sizes(statement: Statement, limits: Limits) -> None:
-    sizes = [("files", statement.files, limits.files), ("unpacked_bytes", statement.unpacked_bytes, limits.unpacked_bytes)]
+    sizes = [
+        ("files", statement.files, limits.files),
+        ("unpacked_bytes", statement.unpacked_bytes, limits.unpacked_bytes),
+    ]
     bounds = [limits.pack_raw_bytes] * len(statement.packs) + [limits.table_raw_bytes, limits.explain_raw_bytes]
     for blob, raw_limit in zip((*statement.packs, statement.table, statement.explain), bounds, strict=True):
         if not is_digest(blob.digest):
             raise IntegrityError("statement", "a digest is not SHA-256")
-        sizes += [("raw_bytes", blob.raw_bytes, raw_limit), ("size_bytes", blob.size_bytes, raw_limit + raw_limit // 128 + 1024)]
+        sizes += [
+            ("raw_bytes", blob.raw_bytes, raw_limit),
+            ("size_bytes", blob.size_bytes, raw_limit + raw_limit // 128 + 1024),
+        ]
     for what, size, limit in sizes:
         if not 0 <= size <= limit:
             raise IntegrityError("statement", what, wanted=f"0..{limit}", found=size)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachepipe.adapters.manifest_file import load_manifest
-from cachepipe.domain.manifest import CommandModel, FactoryModel, Gates, Manifest, read_manifest
+from cachepipe.domain.manifest import CommandModel, FactoryModel, Gates, Manifest
+from cachepipe.domain.manifest_reader import read_manifest
 from cachepipe.domain.manifest_rules import Problem
 from cachepipe.errors import ManifestError
 from tests.support.manifests import FULL, small_manifest, with_line, write_manifest
@@ -322,6 +323,18 @@ def test_a_training_model_has_a_loss_and_a_dynamic_dimension_its_bounds(tmp_path
     model = _model(tmp_path, train=True, loss="models:loss", dynamic_dims={"batch": {"min": 2, "max": 64}})
     assert (model.train, model.loss) == (True, "models:loss")
     assert (model.dynamic_dims["batch"].min, model.dynamic_dims["batch"].max) == (2, 64)
+
+
+def test_a_dtype_may_have_a_tolerance_of_its_own(tmp_path: Path) -> None:
+    model = _model(tmp_path, tolerance={"rtol": 0.001, "by_dtype": {"bfloat16": {"rtol": 0.1, "atol": 0.2}}})
+    assert (model.tolerance.of("bfloat16").rtol, model.tolerance.of("bfloat16").atol) == (0.1, 0.2)
+    assert (model.tolerance.of("float32").rtol, model.tolerance.of("float32").atol) == (0.001, 0.02)
+    tree = small_manifest(tolerance={"by_dtype": {"bfloat16": {"rtoll": 0.1}, "bfloat61": {}}})
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(write_manifest(tmp_path, tree))
+    first, second = (problem.partition(": models[0].tolerance.by_dtype.")[2] for problem in caught.value.problems)
+    assert first == "bfloat16.rtoll: unknown field; did you mean `rtol`?"
+    assert second == "bfloat61: unknown dtype `bfloat61`; did you mean `bfloat16`?"
 
 
 def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec, bucket_label, traced_bucket
-from cachepipe.domain.manifest import Manifest, read_manifest, with_cache_root
+from cachepipe.domain.manifest import Manifest, with_cache_root
+from cachepipe.domain.manifest_reader import read_manifest
 from cachepipe.domain.plan import _PARTS, UNKEYED, entry_key, expand
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.errors import UsageError

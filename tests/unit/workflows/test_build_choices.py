@@ -12,7 +12,8 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.artifact import Blob, FileRow, FileTable, Segment, read_table, table_bytes
 from cachepipe.domain.entry import Context, EntrySpec
 from cachepipe.domain.fingerprint import Part
-from cachepipe.domain.manifest import Manifest, read_manifest
+from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.manifest_reader import read_manifest
 from cachepipe.domain.statement import FORMAT, EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError
 from cachepipe.workflows.assemble import Piece, check_size, explain_bytes
