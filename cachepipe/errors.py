@@ -15,6 +15,7 @@ CachepipeError                exit code
 ├── NoRoomError               20   not enough bytes or inodes
 ├── DeadlineError             21   time ran out
 └── Interrupted              130   SIGINT
+    └── Terminated           143   SIGTERM
 
 A constructor takes data and makes the message from it; `hint` tells the operator what to do.
 """
@@ -109,7 +110,7 @@ class VerificationError(CachepipeError):
     """One or more gates refused; each violation names entry, shape bucket, gate, limit and value."""
 
     exit_code = 18
-    hint = "nothing was promoted; the report lists each shape bucket"
+    hint = "nothing was published or promoted: mend what the lines name, or change the manifest's `gates`"
 
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("\n".join(violations))
@@ -140,3 +141,7 @@ class DeadlineError(CachepipeError):
 class Interrupted(CachepipeError):
     exit_code = 130
     hint = "finished steps are kept in the work directory: run the same command again"
+
+
+class Terminated(Interrupted):
+    exit_code = 143

@@ -95,7 +95,7 @@ def _wrap(spec: ModuleSpec, name: str) -> None:
 def _call(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         # a service's import must never fail because of us; doctor and CACHEPIPE_DEBUG show what was swallowed
         swallowed.append(f"{module.__name__}: {type(error).__name__}: {error}")
 

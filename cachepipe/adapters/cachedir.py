@@ -26,6 +26,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse")
 _LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuseblk")
 _MARGIN_BYTES = 16 * MIB
+_MOST_LINKS = 40
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def check_ancestors(folder: str) -> None:
         UnsafePathError: an existing ancestor has another owner, or is writable by others and not sticky.
     """
     parent = os.path.dirname(os.path.abspath(folder))
-    for ancestor in {*_upward(parent), *_upward(os.path.realpath(parent))}:
+    for ancestor in dict.fromkeys(_passed(parent)):
         try:
             facts = os.lstat(ancestor)
         except FileNotFoundError:
@@ -84,6 +85,29 @@ def check_ancestors(folder: str) -> None:
         is_shared_safely = facts.st_mode & stat.S_ISVTX
         if facts.st_mode & 0o022 and not is_shared_safely and not stat.S_ISLNK(facts.st_mode):
             raise UnsafePathError(ancestor, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def _passed(path: str) -> Iterator[str]:
+    """Yields all that is looked up on the way to `path`: each link, and what is passed behind it."""
+    place, rest, links = "/", path.split("/"), 0
+    yield place
+    while rest:
+        part = rest.pop(0)
+        if part in ("", ".", ".."):
+            place = os.path.dirname(place) if part == ".." else place
+            continue
+        step = os.path.join(place, part)
+        yield step
+        try:
+            target = os.readlink(step)
+        except OSError:
+            place = step
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return  # as the kernel, which will not come to an end of it either
+        place = "/" if target.startswith("/") else place
+        rest = target.split("/") + rest
 
 
 def _upward(path: str) -> Iterator[str]:
@@ -113,6 +137,15 @@ def make_private(folder: str) -> None:
     except OSError as error:
         raise UnsafePathError(folder, f"cannot be created ({error.strerror})") from error
     check_private(folder)
+
+
+def read_own(path: str, limit_bytes: int) -> bytes:
+    """Returns the first `limit_bytes` + 1 bytes of a regular file; raises OSError for a link, a pipe or a folder."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file.read(limit_bytes + 1)
 
 
 def check_usable(folder: str, need: Need) -> None:
@@ -241,26 +274,32 @@ def write_and_read_test(folder: str) -> None:
 
 
 def cold_folder(places: Sequence[str]) -> str | None:
-    """Returns a new empty private folder in the first of `places` that takes one; None if none does."""
-    for place in places:
-        try:
-            make_private(place)
-            check_usable(place, Need(0, 0))
-            path = os.path.join(place, f"cold.{os.urandom(8).hex()}")
-            os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)
-        except (CachepipeError, OSError):
-            continue
-        return path
+    """Returns a new empty private folder in the first of `places` that takes one; None if none does.
+
+    A full place is taken when no other has room: torch's own default, which another user may have made, is worse.
+    """
+    for has_room in (True, False):
+        for place in places:
+            try:
+                make_private(place)
+                if has_room:
+                    check_usable(place, Need(0, 0))
+                path = os.path.join(place, f"cold.{os.urandom(8).hex()}")
+                os.mkdir(path, 0o700)
+                os.chmod(path, 0o700)
+            except (CachepipeError, OSError):
+                continue
+            return path
     return None
 
 
-def sweep(final: str, now: float) -> None:
+def sweep(final: str, now: float, stale_s: float = STALE_S) -> None:
     """Removes temporaries and replaced trees of `final` that are older than an hour; never raises.
 
     Args:
         final: the folder; only `<final>.tmp.*` and `<final>.old.*` are looked at.
         now: seconds since the epoch.
+        stale_s: less is right only for who holds the lock of `final`, under which every temporary is a dead writer's.
     """
     import shutil  # costs milliseconds that a start without a sweep does not pay
 
@@ -268,7 +307,7 @@ def sweep(final: str, now: float) -> None:
         with os.scandir(os.path.dirname(final)) as found:
             names = [item.path for item in found if item.path.startswith((f"{final}.tmp.", f"{final}.old."))]
         for path in names:
-            if now - os.lstat(path).st_mtime > STALE_S and Lease.is_free(path):
+            if now - os.lstat(path).st_mtime > stale_s and Lease.is_free(path):
                 shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return

@@ -17,7 +17,7 @@ from types import FrameType
 
 from cachepipe.adapters import guard
 from cachepipe.domain.limits import GIB
-from cachepipe.errors import DeadlineError, Interrupted
+from cachepipe.errors import DeadlineError, Interrupted, Terminated
 
 LINGER_S = 5.0
 """A child whose result is written may take this long to exit; pools of compile workers hang at exit (field case I1)."""
@@ -65,7 +65,7 @@ def run_child(command: Command, on_line: Callable[[str], None]) -> int:
 
     Raises:
         DeadlineError: ended after `timeout_s` without a result.
-        Interrupted: SIGINT or SIGTERM came; everything is ended as well.
+        Interrupted, Terminated: SIGINT or SIGTERM came; everything is ended as well.
     """
     hold_read, hold_write = os.pipe()
     with _interruptible(), open(command.log, "ab") as log:
@@ -145,7 +145,7 @@ def _interruptible() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted("terminated: the worker was ended")
+        raise Terminated("terminated: the worker was ended")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

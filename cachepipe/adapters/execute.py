@@ -9,16 +9,20 @@ import errno
 import os
 import shlex
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from cachepipe import streams
 from cachepipe.errors import IntegrityError, UsageError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 _ALLOWED_PREFIXES = ("TORCH", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "ATEN_", "OMP_", "MKL_")
 """What an artifact may set: never PATH, LD_PRELOAD, PYTHONPATH and their kind."""
+_VARIABLE_CHARACTERS = 4096
+"""Of a name with its value; Linux starts nothing with one beyond 128 KiB."""
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
@@ -31,8 +35,10 @@ def check_variables(variables: Mapping[str, str]) -> None:
         is_name = name.isidentifier() and name.isascii() and name == name.upper()
         if not is_name or not name.startswith(_ALLOWED_PREFIXES):
             raise IntegrityError("statement", f"variable `{name[:64]}` is not one that an artifact may set")
-        if "\0" in value or "\n" in value:
-            raise IntegrityError("statement", f"variable `{name}` holds a line break or a zero byte")
+        if not value.isprintable() or len(name) + len(value) > _VARIABLE_CHARACTERS:
+            raise IntegrityError(
+                "statement", f"variable `{name[:64]}` holds a line break or a zero byte or is too long"
+            )
 
 
 def folder_variables(folder: str) -> dict[str, str]:
@@ -54,7 +60,8 @@ def has_compiler(environment: Mapping[str, str]) -> bool:
     """Tells whether the C++ compiler that torch would call is on PATH."""
     name = environment.get("CXX") or "g++"
     folders = [""] if "/" in name else environment.get("PATH", os.defpath).split(os.pathsep)
-    return any(os.access(os.path.join(folder, name), os.X_OK) for folder in folders)
+    paths = [os.path.join(folder, name) for folder in folders]
+    return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
 
 
 def write_compiler_stub(folder: str, texts: Mapping[str, str]) -> None:
@@ -95,13 +102,20 @@ def write_env_file(path: str, variables: Mapping[str, str]) -> None:
     """Writes `NAME=value` lines that a shell, `docker --env-file` and dotenv readers take alike; whole or not at all.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, is a device or a pipe, or a value has a line break, which those readers
+            would take for another variable.
     """
+    broken = sorted(name for name, value in variables.items() if set(value) & set("\r\n\0"))
+    if broken:
+        raise UsageError(f"`--env-file {path}` cannot hold `{broken[0]}`: its value has a line break")
     text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
     temporary = f"{path}.tmp.{os.getpid()}.{os.urandom(4).hex()}"
     try:
+        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise UsageError(f"`--env-file {path}` is not a regular file, and would be replaced by one")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(handle, 0o600)  # the umask may have taken our own right to read it
             file.write(text)
         os.replace(temporary, path)
     except OSError as error:
@@ -127,5 +141,5 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     except (OSError, ValueError) as error:
         is_absent = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR)
         problem = error.strerror if isinstance(error, OSError) else str(error)
-        print(f"cachepipe: cannot run `{command[0]}`: {problem}", file=sys.stderr, flush=True)
+        streams.write(2, f"cachepipe: cannot run `{command[0]}`: {problem}\n")
         os._exit(NOT_FOUND if is_absent else NOT_EXECUTABLE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 
 from cachepipe.errors import DeadlineError, UnsafePathError
@@ -87,12 +88,16 @@ def lock_file(path: str, deadline: float) -> int:
 
     Raises:
         DeadlineError: another process held it until then.
-        UnsafePathError: the file cannot be opened.
+        UnsafePathError: the file cannot be opened, or is not ours: its owner could hold it for ever.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UnsafePathError(path, f"cannot be opened ({error.strerror})") from error
+    facts = os.fstat(handle)
+    if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
+        os.close(handle)
+        raise UnsafePathError(path, f"not a file of ours (owned by uid {facts.st_uid}, we are {os.geteuid()})")
     while not _is_locked(handle, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             os.close(handle)

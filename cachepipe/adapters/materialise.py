@@ -132,7 +132,14 @@ class _Work:
 
     def run(self, fetchers: int, deadline: float) -> None:
         for number in range(fetchers):
-            threading.Thread(target=self._serve, args=(deadline,), name=f"fetch-{number}", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(deadline,), name=f"fetch-{number}", daemon=True).start()
+            except RuntimeError as error:
+                if number == 0:
+                    raise NoRoomError(
+                        "no thread can be started", hint="raise the service's limit of memory or of processes"
+                    ) from error
+                break  # a limit on processes or memory: those that run fetch all
         with self._changed:
             is_over = self._changed.wait_for(
                 lambda: self._error is not None or self._open_packs == 0, max(0.0, deadline - time.monotonic())

@@ -80,10 +80,14 @@ class OpenWatch:
             self._is_complete = self._is_complete and not path.is_dir()
             return
         self._folders[number] = folder
-        with os.scandir(path) as items:
-            found = [
-                (f"{folder}/{item.name}" if folder else item.name, item.is_dir(follow_symlinks=False)) for item in items
-            ]
+        try:
+            with os.scandir(path) as items:
+                found = [
+                    (f"{folder}/{item.name}" if folder else item.name, item.is_dir(follow_symlinks=False))
+                    for item in items
+                ]
+        except FileNotFoundError:
+            return  # a temporary folder (Triton writes into one and renames it): nothing to keep
         for name, is_folder in found:
             if is_folder:
                 self._add(name, is_new)
@@ -91,6 +95,12 @@ class OpenWatch:
                 self._opened.add(name)
 
     def _read(self) -> None:
+        try:
+            self._read_until_stopped()
+        except OSError:
+            self._is_complete = False  # what is opened from now on goes unseen
+
+    def _read_until_stopped(self) -> None:
         is_stopping = False
         while True:
             if not is_stopping:

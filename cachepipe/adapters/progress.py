@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
+from cachepipe.errors import Interrupted
+
 INTERVAL_S = 10.0
 
 
@@ -71,6 +73,23 @@ def step_line(entry: str, step: str, state: tuple[int, int, str], elapsed_s: flo
     return f"{step:<9} {entry}  {done}/{total}{where}  {elapsed_s:.0f} s{about}"
 
 
+@contextmanager
+def _told(
+    step: str, entry: str, begin: float, clock: Callable[[], float], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Says how a step ended; an interrupt has its own line."""
+    end = "failed"
+    try:
+        yield
+        end = "done"
+    except (Interrupted, KeyboardInterrupt):
+        end = ""
+        raise
+    finally:
+        if end:
+            say(f"{step:<9} {entry}  {end}  {clock() - begin:.1f} s")
+
+
 class Lines:
     """Whole lines for logs of CI systems."""
 
@@ -95,9 +114,9 @@ class Lines:
                     where = (state.done, state.total, state.shape_bucket)
                     progress.say(step_line(entry, step, where, now - begin, estimate_s))
 
-        yield Step()
+        with _told(step, entry, begin, self._clock, self.say):
+            yield Step()
         self._last = self._clock()
-        self.say(f"{step:<9} {entry}  done  {self._last - begin:.1f} s")
 
 
 class _Bars:
@@ -134,5 +153,5 @@ class _Bars:
                     if state.take(text):
                         bars.update(task, completed=state.done, shape_bucket=state.shape_bucket)
 
-            yield Step()
-        self.say(f"{step:<9} {entry}  done  {time.monotonic() - begin:.1f} s")
+            with _told(step, entry, begin, time.monotonic, self.say):
+                yield Step()

@@ -84,15 +84,38 @@ def source_digest(data: bytes, is_python: bool) -> str:
         try:
             tree = ast.parse(data)
             return digest_parts({"python": ast.dump(tree, annotate_fields=False, include_attributes=False)})
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # a template or a broken file: its bytes are what it is
     return digest_parts({"bytes": sha256(data)})
+
+
+def absolute(path: Path) -> Path:
+    """Returns a path without links and `..`; one that no system accepts stays as it is."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a name with a zero byte or too long, a loop of links
+        return path
+
+
+def is_folder(path: Path) -> bool:
+    """Tells whether a folder is there; a path that no system accepts is not."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _matches(pattern: str, folder: Path) -> list[Path]:
     try:
         found = [Path(os.path.normpath(file)) for file in folder.glob(pattern) if file.is_file()]
-    except (ValueError, NotImplementedError):  # not a pattern, e.g. `a**b`
+    except (OSError, ValueError, NotImplementedError):  # not a pattern, e.g. `a**b`; a name that is too long
         return []
     return sorted(file for file in found if "__pycache__" not in file.parts)
 
@@ -115,7 +138,7 @@ class _Search:
                 self.found.imports.add(top)
             return
         self._add_module(module, place)
-        names = _names(file.read_bytes())
+        names = _names(file)
         if names is not None and attribute.partition(".")[0] not in names:
             text = f"no `{attribute}` in module `{module}`{nearest(attribute, sorted(names))}"
             self.found.problems.append(Problem(place, text))
@@ -128,13 +151,17 @@ class _Search:
         if name in self.files:
             return
         self.files[name] = file
-        data = file.read_bytes()
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            self.found.problems.append(Problem(place, f"{name}: cannot be read: {error.strerror or error}"))
+            return
         self.found.digests[name] = source_digest(data, file.suffix == ".py")
         if file.suffix != ".py":
             return
         try:
             tree = ast.parse(data)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             if place[0] != "sources":  # a file that only a pattern matches may be anything
                 text = f"{name}, line {getattr(error, 'lineno', None) or 1}: not Python: {error}"
                 self.found.problems.append(Problem(place, text))
@@ -156,13 +183,14 @@ class _Search:
         tail = module.replace(".", "/")
         for folder in self.python_path:
             for file in (folder / tail / "__init__.py", folder / f"{tail}.py"):
-                if file.is_file():
+                if _is_file(file):
                     return file
         return None
 
     def _is_local_folder(self, top: str) -> bool:
         """Tells whether a name is a package without `__init__.py`."""
-        return any(next((folder / top).glob("**/*.py"), None) is not None for folder in self.python_path)
+        folders = (folder / top for folder in self.python_path)
+        return any(next(folder.glob("**/*.py"), None) is not None for folder in folders if is_folder(folder))
 
     def _relative(self, file: Path) -> str:
         for folder in self.python_path:
@@ -205,12 +233,12 @@ def _imports_from(node: ast.ImportFrom, package: str) -> Iterator[str]:
     yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _names(data: bytes) -> set[str] | None:
+def _names(file: Path) -> set[str] | None:
     """Returns the names that a module binds at its top level; None when it binds others that cannot be seen."""
     try:
-        body = ast.parse(data).body
-    except (SyntaxError, ValueError):
-        return None
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # `add_file` has said what is wrong with it
     names: set[str] = set()
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

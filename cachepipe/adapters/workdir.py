@@ -4,16 +4,19 @@
       entries/<key16>/bound.json        what the results below belong to; something else: they are forgotten
                       <step>.json       evidence of a finished step, `<step>.log` beside it
                       <step>/           the cache tree after that step; `trim` is the one that is packed
+                      <step>.files      digest of that tree; a tree that changed since is made again
                       facts.record      sizes and rounds, written when trim is finished
       bin/ home/ stage/                 PATH without compilers, HOME of workers, staged store
       seconds.json                      how long each step took, for estimates
+      .lock                             held while a build or a verification works in it
     <cache_root>/.build.<release>.lock  held while building; its text says that <root> is a build's leftover
 
-A step's evidence is written last, by rename: what is there is whole.
+A step's evidence is written last, by rename. What cannot be read, or is not as it was left, counts as not finished.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -26,9 +29,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachepipe.adapters.cachetree import list_tree
+from cachepipe.adapters.folders import lock_file, require_room, usable
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.limits import LIMITS, MIB
-from cachepipe.domain.record import canonical_bytes, read_record, record_bytes
+from cachepipe.domain.record import canonical_bytes, digest_parts, read_record, record_bytes, sha256
 from cachepipe.errors import IntegrityError, UnsafePathError
 
 EVIDENCE_BYTES = 256 * MIB
@@ -54,8 +59,17 @@ class EntryDir:
         self.path = path
 
     def evidence(self, step: str) -> EntryEvidence | None:
-        """Returns the evidence of a finished step, None if it was not finished."""
-        return read_evidence(self.path / f"{step}.json")
+        """Returns the evidence of a finished step, None if it was not finished or cannot be read."""
+        try:
+            return read_evidence(self.path / f"{step}.json")
+        except IntegrityError:
+            return None
+
+    def finished(self, step: str) -> EntryEvidence | None:
+        """Returns the evidence of a step whose tree is as it was left, None if any of it has to be made again."""
+        evidence, tree = self.evidence(step), self.tree(step)
+        is_whole = evidence is not None and tree.is_dir() and self.read(f"{step}.files") == _tree_digest(tree)
+        return evidence if is_whole else None
 
     def read_pending(self, step: str) -> EntryEvidence | None:
         """Returns what a worker has just written, before the step counts as finished."""
@@ -77,17 +91,18 @@ class EntryDir:
         """Keeps the tree at `root` and the pending evidence of a step, in this order."""
         if root is not None:
             root.move_to(self.tree(step))
+            self.write(f"{step}.files", _tree_digest(self.tree(step)))
         os.replace(self.path / f".{step}.pending", self.path / f"{step}.json")
         evidence = self.evidence(step)
         assert evidence is not None
         return evidence
 
     def write(self, name: str, data: bytes) -> None:
-        write_whole(self.path / f"{name}.record", data)
+        write_whole(self.path / name, data)
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self.path / f"{name}.record").read_bytes()
+            return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -103,10 +118,28 @@ class WorkDir:
     """The work directory of one release."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.home = path / "home"
-        self.home.mkdir(mode=0o700, exist_ok=True)
+        # Workers have a working folder of their own: a relative path would be another place there.
+        self.path = path.absolute()
+        self.home = self.path / "home"
+        with usable(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.home.mkdir(mode=0o700, exist_ok=True)
+
+    @contextmanager
+    def held(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Holds the work directory: one build or verification at a time works in it.
+
+        Args:
+            on_wait: called when another one holds it, before waiting for that one.
+
+        Raises:
+            NoRoomError: hardly any space is left, or a file system became full in the body.
+            UnsafePathError: a folder that the body needs cannot be written.
+        """
+        with usable(self.path), open(self.path / ".lock", "ab") as lock:
+            lock_file(lock.fileno(), on_wait)
+            require_room(self.path)
+            yield
 
     def entry(self, binding: Binding, is_fresh: bool = False) -> EntryDir:
         """Returns the folder of an entry, emptied if it belongs to something else, cannot be read, or `is_fresh`."""
@@ -121,9 +154,10 @@ class WorkDir:
         """Returns `<entry id> <step>` → seconds that it took last time."""
         try:
             tree = json.loads((self.path / "seconds.json").read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return {}
-        return {str(name): float(seconds) for name, seconds in tree.items()} if isinstance(tree, dict) else {}
+        rows = tree.items() if isinstance(tree, dict) else ()
+        return {name: seconds for name, seconds in rows if isinstance(seconds, float)}
 
     def note_estimate(self, name: str, seconds: float) -> None:
         write_json(self.path / "seconds.json", {**self.estimates(), name: seconds})
@@ -152,6 +186,11 @@ class WorkDir:
                 if _COMPILER.fullmatch(name) is None and not os.path.lexists(link):
                     link.symlink_to(os.path.join(place, name))
         return str(folder)
+
+
+def _tree_digest(tree: Path) -> bytes:
+    rows = {file.path: f"{file.mode:o} {sha256((tree / file.path).read_bytes())}".encode() for file in list_tree(tree)}
+    return digest_parts(rows).encode()
 
 
 def read_evidence(path: Path) -> EntryEvidence | None:
@@ -216,19 +255,31 @@ class BuildRoot:
     def fill(self, tree: Path, keep: Callable[[str], bool] = lambda path: True) -> None:
         """Replaces the content by copies of the files of `tree` whose relative path `keep` accepts."""
         self.clear()
-        for source in sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink()):
-            relative = source.relative_to(tree)
-            if keep(str(relative)):
-                (self.path / relative).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, self.path / relative)
+        _copy_files(tree, self.path, keep)
 
     def move_to(self, target: Path) -> None:
         """Moves the content away; `target` appears whole, also on another file system."""
         partial = target.with_name(f".{target.name}.partial")
         for leftover in (partial, target):
             shutil.rmtree(leftover, ignore_errors=True)
-        shutil.move(self.path, partial)
+        try:
+            os.rename(self.path, partial)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            partial.mkdir(mode=0o700)
+            _copy_files(self.path, partial)
+            self.remove()
         os.rename(partial, target)
+
+
+def _copy_files(tree: Path, target: Path, keep: Callable[[str], bool] = lambda path: True) -> None:
+    """Copies regular files one by one: a full disk is an OSError with its number, not shutil's list of texts."""
+    for source in sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink()):
+        relative = source.relative_to(tree)
+        if keep(str(relative)):
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / relative)
 
 
 @contextmanager
@@ -240,6 +291,7 @@ def build_root(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterat
         on_wait: called when another build holds it, before waiting for that one.
 
     Raises:
+        NoRoomError: hardly any space is left there.
         UnsafePathError: `<cache_root>` cannot be made or is not private to us, or the folder is in use by a service
             or holds what no cachepipe made.
     """
@@ -248,11 +300,8 @@ def build_root(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterat
         root.parent / f".build.{root.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_file(lock, on_wait)
+        require_room(root.parent)
         _refuse_foreign(root, is_leftover=os.pread(lock, len(_IN_USE), 0) == _IN_USE)
         os.pwrite(lock, _IN_USE, 0)
         held = BuildRoot(root)

@@ -83,6 +83,7 @@ class Session:
         self.settings: dict[str, str] = {}
         self.results: dict[int, BucketEvidence] = {}
         self.outputs: dict[int, list[torch.Tensor]] = {}
+        self.buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
         self.import_s = self.build_s = self.ready_s = 0.0
 
     def start(self) -> Any:
@@ -90,15 +91,26 @@ class Session:
         import torch
 
         self.import_s = time.perf_counter() - STARTED
-        backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), torch.__version__)
+        is_trim = self.job.step == "trim"
+        root = self.job.root if is_trim else os.environ.get("CACHEPIPE_ROOT", "")
+        backports.apply(root, torch.__version__, is_trim)
         if not self.is_eager:
             from cachepipe.runtime.recorder import Recorder
 
             self.recorder = Recorder(self.job.record_components)
             self.recorder.start()
         begin = time.perf_counter()
+        pid = os.getpid()
         model = prepare(self.spec, build_model(self.spec))
+        if os.getpid() != pid:
+            os._exit(0)  # the factory forked and its child came back too: a second worker would write into the cache
         self.build_s = time.perf_counter() - begin
+        if self.job.compare_with_eager and isinstance(model, torch.nn.Module):
+            self.buffers = [
+                (module._buffers, name, None if tensor is None else tensor.detach().clone())
+                for module in model.modules()
+                for name, tensor in module._buffers.items()
+            ]
         if not self.is_eager:
             from cachepipe.adapters.torch_settings import fail_on_recompile_limit
 
@@ -120,7 +132,9 @@ class Session:
                 begin = time.perf_counter()
                 outputs = call(spec, function, args, kwargs)
                 seconds.append(time.perf_counter() - begin)
-                found = [tensor.detach() for tensor in flatten(outputs)] + gradients(model)
+                gradient = gradients(model)
+        # copies: a later call may write into what an earlier one returned (buffers, CUDA graphs)
+        found = [tensor.detach().clone() for tensor in flatten(outputs)] + gradient
         self.ready_s = time.perf_counter() - STARTED
         self.outputs[index] = found
         new_files = len(folder_files(self.job.root) - before)
@@ -159,26 +173,25 @@ class Session:
         return found
 
     def compare(self, model: Any) -> None:
-        """Step 5: calls eager with the same inputs, after the counts were taken."""
-        import torch
+        """Step 5: makes the same calls in eager, from the same inputs and buffers, after the counts were taken."""
+        from cachepipe.adapters.torch_compare import compare_outputs
 
         spec = self.spec
-        for index, restored in self.outputs.items():
+        for owner, name, tensor in self.buffers:
+            owner[name] = tensor
+        for index, found in self.outputs.items():
             args, kwargs = example_inputs(spec, spec.shape_buckets[index])
-            outputs = call(spec, called(spec, model), args, kwargs)
-            wanted = [tensor.detach() for tensor in flatten(outputs)] + gradients(model)
-            is_close = len(wanted) == len(restored)
-            worst = 0.0
-            for one, other in zip(restored, wanted, strict=False):
-                is_close = is_close and one.shape == other.shape and one.dtype == other.dtype
-                if one.shape != other.shape:
-                    continue
-                left, right = one.double().cpu(), other.double().cpu()
-                is_close = is_close and torch.allclose(left, right, rtol=spec.rtol, atol=spec.atol)
-                if left.numel():
-                    worst = max(worst, float((left - right).abs().nan_to_num(nan=float("inf")).max()))
+            for _ in range(self.job.calls_per_bucket):
+                outputs = call(spec, called(spec, model), args, kwargs)
+                gradient = gradients(model)
+            wanted = [tensor.detach() for tensor in flatten(outputs)] + gradient
+            verdict = compare_outputs(found, wanted, spec.rtol, spec.atol)
+            result = self.results[index]
             self.results[index] = dataclasses.replace(
-                self.results[index], max_abs_diff=min(worst, 1e300), is_close=is_close
+                result,
+                max_abs_diff=verdict.max_abs_diff,
+                is_close=verdict.is_close,
+                problems=(*result.problems, *verdict.problems),
             )
 
     def evidence(self, error: BaseException | None = None) -> EntryEvidence:
@@ -257,7 +270,7 @@ def run(job: Job) -> EntryEvidence:
                 session.recorder.stop()
             if job.compare_with_eager:
                 session.compare(model)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         # the boundary of the child: whatever the user's code raises becomes evidence for the builder
         return session.evidence(error)
     return session.evidence()

@@ -108,8 +108,13 @@ def error_object(error: CachepipeError) -> dict[str, str | int]:
 def print_error(error: CachepipeError) -> None:
     """Prints one `error:` line for each line of the message, and the hint, on stderr."""
     for line in str(error).splitlines() or [type(error).__name__]:
-        print(f"error: {line}", file=sys.stderr)
-    print(f"hint: {error.hint}", file=sys.stderr, flush=True)
+        print(f"error: {_printable(line)}", file=sys.stderr)
+    print(f"hint: {_printable(error.hint)}", file=sys.stderr, flush=True)
+
+
+def _printable(line: str) -> str:
+    """Returns the line without what a terminal would obey: messages quote manifests, stores and models' output."""
+    return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in line)
 
 
 def _abandon_stdout() -> None:

@@ -15,6 +15,7 @@ from cachepipe.cli.options import (
     FILE,
     FOLDER,
     cache_root_option,
+    finite,
     json_option,
     manifest_argument,
     option,
@@ -42,8 +43,12 @@ Exits with 18 if a gate refuses, after the table."""
 @option("--channel", metavar="CHANNEL", help="Channel to verify. [default: the manifest's, candidate]")
 @option("--lock", type=FILE, metavar="FILE", help="Verify what this lock file pins.")
 @option("--no-compiler", "hides_compiler", is_flag=True, help="Hide host compilers from PATH: nothing may be built.")
-@option("--min-hit-rate", type=click.FloatRange(0, 1), metavar="R", help="In place of the manifest's gate.")
-@option("--min-speedup", type=click.FloatRange(min=0), metavar="X", help="In place of the manifest's gate.")
+@option(
+    "--min-hit-rate", type=click.FloatRange(0, 1), callback=finite, metavar="R", help="In place of the manifest's gate."
+)
+@option(
+    "--min-speedup", type=click.FloatRange(min=0), callback=finite, metavar="X", help="In place of the manifest's gate."
+)
 @option("--files", "checks_files", is_flag=True, help="Compare the SHA-256 of every restored file.")
 @option("--explain", "explains", is_flag=True, help="Say which component of a missed key differs.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,13 @@ def _absolute(_context: click.Context, _parameter: click.Parameter, path: str | 
     if absolute == "/":
         raise click.BadParameter("the root folder cannot be a cache root")
     return absolute
+
+
+def finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
+    """Refuses `nan` and `inf`, which click takes for numbers within any range: no comparison with them can fail."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"{number} is not a finite number")
+    return number
 
 
 manifest_argument = click.argument("manifest", type=FILE, metavar="MANIFEST")

@@ -25,7 +25,7 @@ line on stderr says which. --strict exits with the reason's code instead. CACHEP
 
 
 def _parameter(option: Option) -> click.Option:
-    kinds: dict[str, Any] = {"flag": {"is_flag": True}, "seconds": {"type": float}, "text": {}}
+    kinds: dict[str, Any] = {"flag": {"is_flag": True}, "seconds": {"type": float}, "text": {}, "folder": {}}
     settings: dict[str, Any] = {**kinds[option.kind], "multiple": option.is_multiple, "help": option.help}
     if option.metavar:
         settings["metavar"] = option.metavar

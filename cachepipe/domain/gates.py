@@ -64,6 +64,8 @@ def _bucket_problems(bucket: BucketEvidence, limits: GateLimits) -> list[str]:
     found = list(bucket.problems)
     if bucket.is_close is False:
         found.append(f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")
+    if bucket.is_close is None:
+        found.append("outputs were not compared with eager")
     work = bucket.work
     if work.benchmarks + work.tuning_runs > limits.max_tuning_runs:
         found.append(f"{work.benchmarks} benchmarks and {work.tuning_runs} tuning runs")
@@ -81,7 +83,7 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
     )
     found = [f"{gate}: limit {limit:g}, found {value}" for gate, limit, value in rows if value > limit]
     rate = hit_rate(restored)
-    if rate < limits.min_hit_rate:
+    if not rate >= limits.min_hit_rate:  # so that a limit that is no number refuses
         misses = [
             f"{miss.layer} {miss.outcome} at {miss.shape_bucket}" for miss in restored.lookups if miss.outcome != "hit"
         ]

@@ -20,6 +20,7 @@ from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json
 from cachepipe.errors import IntegrityError
 
 FORMAT = 1
+FOLDER = ".cachepipe"
 PATH = ".cachepipe/marker.json"
 STATEMENTS = ".cachepipe/statements"
 BIN = ".cachepipe/bin"
@@ -58,6 +59,7 @@ class Marker:
     """Vector ISA of native code; empty without any."""
     has_compiler_stub: bool
     files: tuple[MarkedFile, ...]
+    """All of the folder but the lease and the marker itself."""
 
 
 def marker_bytes(marker: Marker) -> bytes:

@@ -55,7 +55,8 @@ def digest_parts(parts: Mapping[str, bytes | str]) -> str:
     whole = hashlib.sha256()
     for name in sorted(parts):
         value = parts[name]
-        data = value.encode() if isinstance(value, str) else value
+        # names of files and variables may hold bytes that are no UTF-8, which Python gives as lone surrogates
+        data = value.encode(errors="surrogateescape") if isinstance(value, str) else value
         whole.update(b"%d:%s=%d:" % (len(name.encode()), name.encode(), len(data)))
         whole.update(data)
     return whole.hexdigest()
@@ -70,14 +71,18 @@ def parse_json(data: bytes, what: str, limit_bytes: int) -> Json:
         limit_bytes: longer texts are refused unread.
 
     Raises:
-        IntegrityError: too long, not UTF-8, not JSON, a key given twice, NaN, an integer beyond 2**53, nested beyond the parser's stack.
+        IntegrityError: too long, not UTF-8, not JSON, a key given twice, NaN, an integer beyond 2**53, nested beyond the parser's stack,
+            half of a surrogate pair, which no UTF-8 can say.
     """
     if len(data) > limit_bytes:
         raise IntegrityError(what, "too long", wanted=f"<= {limit_bytes} bytes", found=len(data))
     try:
-        return json.loads(
+        tree = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_bounded_int
         )
+        if b"\\u" in data:
+            json.dumps(tree, ensure_ascii=False).encode()
+        return tree
     except (ValueError, RecursionError) as error:
         raise IntegrityError(what, f"not strict JSON ({error})") from error
 

@@ -49,6 +49,8 @@ class Attached:
     settings: dict[str, str] = field(default_factory=dict)
     """Ambient torch settings at the first compile."""
     is_ready: bool = False
+    is_tried: bool = False
+    """The attempt marks were made."""
     last_compile: float = 0.0
     compiles_open: int = 0
     compiles_ended: int = 0
@@ -66,14 +68,13 @@ def state() -> Attached | None:
 
 def attach() -> Attached:
     """Attaches to this process, once; never raises because of the cache or torch's version."""
-    global _state
+    global _state  # noqa: PLW0603
     with _lock:
         if _state is not None:
             return _state
         _state = Attached(Recorder(), time.monotonic(), last_compile=time.monotonic())
     _state.recorder.start()
     backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), _torch_version())
-    _begin_attempts(_state)
     when_imported("torch._dynamo.callback", _watch_compiles)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_start_timer)
@@ -135,7 +136,15 @@ def _quote(value: str) -> str:
 
 
 def _begin_attempts(attached: Attached) -> None:
-    """Marks each restored digest as under trial; a full or unwritable disk only costs the quarantine."""
+    """Marks each restored digest as under trial, once; a full or unwritable disk only costs the quarantine.
+
+    When: the first compile begins. What dies earlier did not die of the cache, and a process that compiles nothing (a
+    loader's worker, a script of the entrypoint) is no start.
+    """
+    with _lock:
+        if attached.is_tried or attached.is_ready:
+            return
+        attached.is_tried = True
     folder, start = os.environ.get("CACHEPIPE_STATE_DIR"), os.environ.get("CACHEPIPE_START_ID")
     digests = [digest for digest in os.environ.get("CACHEPIPE_RESTORED", "").split(",") if digest]
     if not folder or not start:
@@ -154,9 +163,14 @@ def _torch_version() -> str:
 
 
 def _watch_compiles(module: ModuleType) -> None:
-    handler = module.callback_handler
-    handler.register_start_callback(_on_compile_start)
-    handler.register_end_callback(_on_compile_end)
+    try:
+        handler = module.callback_handler
+        handler.register_start_callback(_on_compile_start)
+        handler.register_end_callback(_on_compile_end)
+    except AttributeError:
+        if _state is not None:
+            _begin_attempts(_state)  # a torch that does not tell when a compile begins
+        raise
 
 
 def _on_compile_start(args: Any) -> None:
@@ -165,6 +179,7 @@ def _on_compile_start(args: Any) -> None:
         return
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
+    _begin_attempts(attached)
     if not attached.settings:
         from cachepipe.adapters.torch_settings import ambient_settings
 

@@ -30,6 +30,8 @@ class Backport:
     """Patched right after its import."""
     patch: Callable[[ModuleType, str], None]
     """Called with the module and the restored folder."""
+    is_for_trim: bool
+    """Acts also while the builder finds out which files a start opens: it must not hide one of them."""
 
 
 def _skip_isa_probe(module: ModuleType, root: str) -> None:
@@ -51,7 +53,54 @@ def _skip_isa_probe(module: ModuleType, root: str) -> None:
     module.VecISA._probe_load = probe_load
 
 
+def _honour_tuning_record(module: ModuleType, root: str) -> None:
+    """A settled kernel is pickled with its one config, without the mark that coordinate descent chose it, and torch passes
+    over its record: the hash in it is that of all candidates, and a single config is not looked up at all. So it is tuned
+    again at every start. Here the record decides, read below the restored folder and not at the builder's path."""
+    original: Callable[[Any, Callable[[], Any]], None] = module.CachingAutotuner.recheck_autotune_cache
+
+    def recheck_autotune_cache(self: Any, reload_kernel_from_src: Callable[[], Any]) -> None:
+        record = _tuning_record(self, root)
+        for result in self.compile_results if record else ():
+            if _is_config(result.config, record):
+                result.config.found_by_coordesc = bool(record.get("found_by_coordesc"))
+                self.compile_results = [result]
+                return
+        original(self, reload_kernel_from_src)
+
+    module.CachingAutotuner.recheck_autotune_cache = recheck_autotune_cache
+
+
+def _tuning_record(kernel: Any, root: str) -> dict[str, Any]:
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    if not kernel.filename:
+        return {}
+    folder, name = os.path.split(kernel.filename)
+    live = os.path.join(root, "inductor", os.path.basename(folder), name)
+    if os.path.isdir(os.path.dirname(live)):
+        kernel.filename = live
+    cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "")
+    record: Any = cache._read() if cache else None
+    return dict(record) if isinstance(record, dict) else {}
+
+
+def _is_config(config: Any, record: dict[str, Any]) -> bool:
+    chosen = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    return all(name in record and record[name] == value for name, value in chosen.items())
+
+
 TABLE = (
+    Backport(
+        name="tuning-record",
+        first=(2, 11),
+        last=(2, 11),
+        reference="pytorch/pytorch#172819; torch/_inductor/runtime/triton_heuristics.py: recheck_autotune_cache, in 2.11.0",
+        what="takes the tuning record of a restored kernel with one config for what it is: the end of its tuning",
+        module="torch._inductor.runtime.triton_heuristics",
+        patch=_honour_tuning_record,
+        is_for_trim=True,
+    ),
     Backport(
         name="isa-probe",
         first=(2, 13),
@@ -60,18 +109,20 @@ TABLE = (
         what="does not load the restored probe objects of the vector instruction sets in processes of their own",
         module="torch._inductor.cpu_vec_isa",
         patch=_skip_isa_probe,
+        is_for_trim=False,
     ),
 )
 
 _applied: list[str] = []
 
 
-def apply(root: str, torch_version: str) -> list[str]:
+def apply(root: str, torch_version: str, is_trim: bool = False) -> list[str]:
     """Applies the back-ports of a version once per process, each when its module is imported.
 
     Args:
         root: the restored folder; empty on a cold start, which is left alone.
         torch_version: e.g. `2.13.0+cpu`.
+        is_trim: this is the builder's trim step.
 
     Returns:
         The names of those that apply.
@@ -79,6 +130,8 @@ def apply(root: str, torch_version: str) -> list[str]:
     if not root or _applied:
         return _applied
     for backport in matching(torch_version):
+        if is_trim and not backport.is_for_trim:
+            continue
         _applied.append(backport.name)
         when_imported(backport.module, _with_root(backport, root))
     return _applied
@@ -87,7 +140,7 @@ def apply(root: str, torch_version: str) -> list[str]:
 def matching(torch_version: str) -> tuple[Backport, ...]:
     """Returns the back-ports of a version; none for a text that is no version."""
     try:
-        major, minor = (int(part) for part in torch_version.split("+")[0].split(".")[:2])
+        major, minor = (int(part) for part in torch_version.split("+", maxsplit=1)[0].split(".")[:2])
     except ValueError:
         return ()
     return tuple(backport for backport in TABLE if backport.first <= (major, minor) <= backport.last)

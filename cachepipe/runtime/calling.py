@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cachepipe.domain.entry import EntrySpec, traced_bucket
+from cachepipe.errors import UsageError
 from cachepipe.runtime.inputs import resolve
 
 if TYPE_CHECKING:
@@ -15,11 +16,18 @@ if TYPE_CHECKING:
 
 
 def build_model(spec: EntrySpec, seed: int = 0) -> Any:
-    """Returns what the entry's factory gives, its weights drawn from `seed`."""
+    """Returns what the entry's factory gives, its weights drawn from `seed`.
+
+    Raises:
+        UsageError: that is neither a module nor callable.
+    """
     import torch
 
     torch.manual_seed(seed)
-    return resolve(spec.factory)(**spec.args)
+    model = resolve(spec.factory)(**spec.args)
+    if not callable(model):
+        raise UsageError(f"`{spec.factory}` returned {type(model).__name__}: neither an nn.Module nor callable")
+    return model
 
 
 def prepare(spec: EntrySpec, model: Any) -> Any:
@@ -110,6 +118,8 @@ def loss(spec: EntrySpec, outputs: Any) -> torch.Tensor:
         value: torch.Tensor = resolve(spec.loss)(outputs)
         return value
     parts = [tensor.float().sum() for tensor in flatten(outputs) if tensor.is_floating_point()]
+    if not parts:
+        raise UsageError(f"no output of `{spec.factory}` is floating: a training entry needs `loss`")
     return sum(parts[1:], parts[0])
 
 
@@ -127,11 +137,16 @@ def gradients(model: Any) -> list[torch.Tensor]:
 
 
 def flatten(outputs: Any) -> list[torch.Tensor]:
-    """Returns the tensors of nested outputs (tensors, lists, tuples, mappings, dataclasses) in a fixed order."""
+    """Returns the tensors of nested outputs (tensors, lists, tuples, mappings, dataclasses) in a fixed order.
+
+    Numbers count as tensors: they are outputs too, and may be wrong.
+    """
     import torch
 
     if isinstance(outputs, torch.Tensor):
         return [outputs]
+    if isinstance(outputs, (bool, int, float)):
+        return [torch.tensor(outputs)]
     if isinstance(outputs, Mapping):
         return [tensor for value in outputs.values() for tensor in flatten(value)]
     if isinstance(outputs, (list, tuple)):

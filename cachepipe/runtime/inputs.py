@@ -37,12 +37,26 @@ def example_inputs(spec: EntrySpec, shape_bucket: ShapeBucket) -> tuple[tuple[An
     integers in [low, high), or `fill`. Dynamic dimensions are marked, except at size 1, which torch specialises.
     """
     if isinstance(spec.inputs, str):
-        args, kwargs = resolve(spec.inputs)(dict(shape_bucket))
-        return tuple(args), dict(kwargs)
+        return _from_function(spec.inputs, shape_bucket, has_gpu=spec.device == "cuda")
     if isinstance(spec.inputs, list):
         return tuple(_make(spec, leaf, shape_bucket, f"{i}") for i, leaf in enumerate(spec.inputs)), {}
     tree = {name: _make(spec, leaf, shape_bucket, name) for name, leaf in spec.inputs.items()}
     return (), tree
+
+
+def _from_function(reference: str, shape_bucket: ShapeBucket, has_gpu: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    # seeded: inputs that the function draws must be the same when eager is asked for the same call
+    with torch.random.fork_rng(devices=None if has_gpu else []):
+        torch.manual_seed(0)
+        found = resolve(reference)(dict(shape_bucket))
+    try:
+        args, kwargs = found
+        return tuple(args), dict(kwargs)
+    except (TypeError, ValueError) as error:
+        text = f"`{reference}` returned {type(found).__name__}: wanted a pair of args and kwargs"
+        raise UsageError(text) from error
 
 
 def _make(spec: EntrySpec, tree: Json, shape_bucket: ShapeBucket, path: str) -> Any:

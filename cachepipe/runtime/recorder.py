@@ -32,7 +32,7 @@ class BucketLog:
     missed: set[str] = field(default_factory=set)
     graph_breaks: list[str] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
-    work: Work = Work()
+    work: Work = field(default_factory=Work)
 
 
 class Recorder:

@@ -49,7 +49,7 @@ from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
 from cachepipe.workflows.prove import RestoreSource, prove_entry
-from cachepipe.workflows.publish import PackedArtifact, publish
+from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
 from cachepipe.workflows.targets import matching_devices
 
 STAGING = "staging"
@@ -152,8 +152,17 @@ def build(request: BuildRequest, progress: Progress, now: datetime) -> tuple[Bui
 def _build_target(
     request: BuildRequest, manifest: Manifest, plan: Plan, store: Store | None, talk: tuple[Progress, datetime]
 ) -> BuildSummary:
+    progress = talk[0]
+    work = WorkDir(request.work or request.manifest.absolute().parent / WORK_FOLDER / plan.name)
+    with work.held(lambda: progress.say(f"waiting: another build holds {work.path}")):
+        return _build_held(request, manifest, plan, store, (work, *talk))
+
+
+def _build_held(
+    request: BuildRequest, manifest: Manifest, plan: Plan, store: Store | None, held: tuple[WorkDir, Progress, datetime]
+) -> BuildSummary:
     # 1
-    progress, now = talk
+    work, progress, now = held
     chosen = chosen_entries(plan, request.only)
     # Only CPU artifacts hold native objects as a rule; a GPU builder needs no host compiler to be matched.
     kinds = (True, False) if plan.device == "cpu" else (False,)
@@ -161,10 +170,14 @@ def _build_target(
     earlier = None
     if store is not None and not request.is_fresh:
         earlier = earlier_artifact(store, plan, manifest.channel, fingerprints, now)
-    if earlier is not None and not request.only and earlier.is_the_same_release(plan):
+    if store is not None and earlier is not None and (lost := missing_objects(store, earlier.artifact.statement)):
+        progress.say(f"warning: {earlier.artifact.statement.artifact} lost {lost} objects in the store: not used")
+        earlier = None
+    # Gates that were not judged then are judged now.
+    is_judged = earlier is not None and dict(earlier.artifact.statement.gates) == _limits(manifest)
+    if earlier is not None and is_judged and not request.only and earlier.is_the_same_release(plan):
         progress.say(f"unchanged: {earlier.artifact.statement.artifact} is already in {manifest.channel}")
         return _unchanged(earlier, manifest.channel)
-    work = WorkDir(request.work or request.manifest.absolute().parent / WORK_FOLDER / plan.name)
 
     def on_wait() -> None:
         progress.say(f"waiting: another build holds {plan.root}")
@@ -266,7 +279,12 @@ def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
         for violation in judge(limits, piece.planned.spec, piece.evidences[-1], references(piece.record))
     ]
     refuse(violations)
-    return {name: float(value) for name, value in asdict(limits).items()}
+    return _limits(run.manifest)
+
+
+def _limits(manifest: Manifest) -> dict[str, float]:
+    """Returns the manifest's gates as a statement holds them."""
+    return {name: float(value) for name, value in asdict(GateLimits(**manifest.gates.model_dump())).items()}
 
 
 def _publish(run: _Build, pieces: Sequence[Piece], statement: Statement) -> BuildSummary:

@@ -38,9 +38,10 @@ class Earlier:
     """Entry key → number of the entry in the statement."""
 
     def is_the_same_release(self, plan: Plan) -> bool:
-        """Tells whether it covers exactly the plan's entries, by the same names."""
-        wanted = {(entry.spec.id, entry.key) for entry in plan.entries}
-        return wanted == {(record.spec.id, record.key) for record in self.artifact.statement.entries}
+        """Tells whether it covers exactly the plan's entries, by the same names and within the same tolerances."""
+        wanted = {(entry.spec.id, entry.key, entry.spec.rtol, entry.spec.atol) for entry in plan.entries}
+        held = {(row.spec.id, row.key, row.spec.rtol, row.spec.atol) for row in self.artifact.statement.entries}
+        return wanted == held
 
 
 def earlier_artifact(
@@ -79,6 +80,14 @@ def carried_piece(store: Store, earlier: Earlier, planned: PlannedEntry, entry: 
         IntegrityError, StoreError: the store does not give what the statement says.
     """
     # 3
+    try:
+        return _carried(store, earlier, planned, entry, table)
+    except IntegrityError as error:
+        error.hint = "the store's copy is damaged: build with `--fresh`, which takes nothing from it"
+        raise
+
+
+def _carried(store: Store, earlier: Earlier, planned: PlannedEntry, entry: EntryDir, table: FileTable) -> Piece:
     statement = earlier.artifact.statement
     number = earlier.numbers[planned.key]
     record = statement.entries[number]

@@ -148,6 +148,10 @@ def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime)
         raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
     # the root lets a restore see without the store that the artifact is there; targets may differ in it
     lock = lock_of(dataclasses.replace(index, rows=rows), roots.pop() if len(roots) == 1 else "")
+    # A rename would put the file in the place of a link or, by root, of a device such as /dev/stdout.
+    if path.exists() and not path.is_file():
+        raise UnsafePathError(path, "not a regular file", hint="name a file that may be replaced")
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with temporary.open("xb") as file:

@@ -24,10 +24,19 @@ from cachepipe.domain.gates import evidence_problems, graph_breaks, kind_problem
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables
-from cachepipe.errors import BuildError, VerificationError
+from cachepipe.errors import BuildError, IntegrityError, VerificationError
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 
 MAX_ROUNDS = 3
+FACTS = "facts.record"
+DIFFERENT_HINT = (
+    "raise `tolerance` if the difference is rounding; random numbers (dropout in training) and state outside of buffers "
+    "cannot be compared; otherwise torch compiles this model wrongly here"
+)
+KINDS_HINT = (
+    "look whether the model differs from process to process (time, random numbers, order of sets), has nothing to compile, "
+    "changes TORCHINDUCTOR_CACHE_DIR or removes that folder; else build it again with `--fresh`"
+)
 NO_GRAPH_HINT = "look whether the model is called through torch.compile at all: `fullgraph`, decorators, its fast path"
 
 
@@ -75,24 +84,23 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
         Interrupted: SIGINT or SIGTERM; finished steps are kept.
     """
     # 1
-    tune = _tune(shop, spec, entry)
+    facts = _finished_facts(entry)
+    tune = _tune(shop, spec, entry) if facts is None else _kept(entry, "tune")
     _check_breaks(spec, tune, max_graph_breaks)
     # 2
     settle, rounds = None, 0
-    facts = _read_facts(entry)
     if facts is None:
         settle, rounds = _settle(shop, spec, entry, tune)
     elif facts.settle_rounds:
-        settle = entry.evidence(f"settle-{facts.settle_rounds}")
+        settle = _kept(entry, f"settle-{facts.settle_rounds}")
     # 3
     if facts is None:
         facts = _trim(shop, spec, entry, rounds)
-    trim, eager = entry.evidence("trim"), entry.evidence("eager")
-    assert trim is not None
+    trim, eager = _kept(entry, "trim"), entry.evidence("eager")
     kinds = _kinds(entry.tree("trim"))
     problems = kind_problems(spec, kinds)
     if problems:
-        raise BuildError(spec.id, "trim", "; ".join(problems), hint="build it again with `--fresh`")
+        raise BuildError(spec.id, "trim", "; ".join(problems), hint=KINDS_HINT)
     # 4
     if eager is None:
         eager = _eager(shop, spec, entry)
@@ -100,7 +108,7 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
 
 
 def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
-    done = entry.evidence("tune")
+    done = entry.finished("tune")
     if done is not None:
         return done
     shop.root.clear()
@@ -129,7 +137,7 @@ def _settle(shop: Shop, spec: EntrySpec, entry: EntryDir, tune: EntryEvidence) -
 
 
 def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, name: str) -> EntryEvidence:
-    done = entry.evidence(name)
+    done = entry.finished(name)
     if done is not None:
         return done
     # Native objects are keyed by source and command: the same ones only save the compiler's time.
@@ -167,7 +175,7 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
         watched=opened is not None,
     )
     entry.finish("trim", shop.root)
-    entry.write("facts", record_bytes(facts))
+    entry.write(FACTS, record_bytes(facts))
     for step in ("tune", *(f"settle-{number}" for number in range(1, rounds + 1))):
         entry.drop_tree(step)
     return facts
@@ -194,9 +202,23 @@ def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     return entry.finish("eager")
 
 
-def _read_facts(entry: EntryDir) -> TreeFacts | None:
-    data = entry.read("facts")
-    return None if data is None else read_record(TreeFacts, data, str(entry.path), LIMITS.small_file_bytes)
+def _finished_facts(entry: EntryDir) -> TreeFacts | None:
+    """Returns the facts of a trimmed tree, None if the tree or what led to it has to be made again."""
+    data = entry.read(FACTS)
+    if data is None or entry.finished("trim") is None:
+        return None
+    try:
+        facts = read_record(TreeFacts, data, str(entry.path / FACTS), LIMITS.small_file_bytes)
+    except IntegrityError:
+        return None
+    earlier = ("tune", *((f"settle-{facts.settle_rounds}",) if facts.settle_rounds else ()))
+    return facts if all(entry.evidence(step) is not None for step in earlier) else None
+
+
+def _kept(entry: EntryDir, step: str) -> EntryEvidence:
+    evidence = entry.evidence(step)
+    assert evidence is not None
+    return evidence
 
 
 def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:
@@ -211,7 +233,7 @@ def _hint(reason: str) -> str | None:
     if "no graph" in reason:
         return NO_GRAPH_HINT
     if "outputs differ" in reason:
-        return "raise `tolerance` if the difference is rounding; otherwise torch compiles this model wrongly here"
+        return DIFFERENT_HINT
     return None
 
 

@@ -111,20 +111,25 @@ def run_job(
                 step.line(text)
 
             status = run_child(command, on_line)
+            # 3
+            evidence = entry.read_pending(name)
+            reason = _failure(evidence, status, log)
+            if evidence is None or reason:
+                hint = f"the whole log is {log}"
+                raise BuildError(spec.id, name, reason, shape_bucket=follower.shape_bucket, hint=hint)
     except DeadlineError as error:
         raise BuildError(spec.id, name, f"{error}{last_lines(log)}", shape_bucket=follower.shape_bucket) from error
-    # 3
-    evidence = entry.read_pending(name)
-    if evidence is None:
-        reason = f"{_ended(status)}{last_lines(log)}"
-        raise BuildError(spec.id, name, reason, shape_bucket=follower.shape_bucket, hint=f"the whole log is {log}")
-    if evidence.error:
-        tail = "".join(f"\n    {line}" for line in evidence.traceback.rstrip().splitlines()[-6:])
-        raise BuildError(
-            spec.id, name, f"{evidence.error}{tail}", shape_bucket=follower.shape_bucket, hint=f"the whole log is {log}"
-        )
     shop.work.note_estimate(f"{spec.id} {name}", evidence.ready_s)
     return evidence
+
+
+def _failure(evidence: EntryEvidence | None, status: int, log: Path) -> str:
+    """Returns why a worker's evidence cannot be used; empty: it can."""
+    if evidence is None:
+        return f"{_ended(status)}{last_lines(log)}"
+    if not evidence.error:
+        return ""
+    return evidence.error + "".join(f"\n    {line}" for line in evidence.traceback.rstrip().splitlines()[-6:])
 
 
 def _ended(status: int) -> str:

@@ -49,7 +49,7 @@ class RestoreOutcome:
 
 
 def state_dir(options: Options, folder: str) -> str:
-    return options.state_dir or os.path.join(os.path.dirname(folder), ".state")
+    return os.path.abspath(options.state_dir or os.path.join(os.path.dirname(folder), ".state"))
 
 
 def refuse_quarantined(options: Options, folder: str, statements: Sequence[str]) -> None:
@@ -63,7 +63,9 @@ def refuse_quarantined(options: Options, folder: str, statements: Sequence[str])
         if attempts.unfinished(state, digest, now) >= attempts.MAX_UNFINISHED:
             attempts.clear(state, digest)
             what = f"{attempts.MAX_UNFINISHED} starts with {digest[:12]} within 15 minutes did not become ready"
-            raise VerificationError([f"quarantined for this start: {what}"])
+            error = VerificationError([f"quarantined for this start: {what}"])
+            error.hint = "the next start tries it again: find what ended the service after its first compile began"
+            raise error
 
 
 def outcome_of(

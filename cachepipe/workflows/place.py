@@ -11,11 +11,13 @@ folder that is in use, or that holds what cachepipe did not make, is never repla
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.lease import NAME as LEASE
 from cachepipe.adapters.lease import Lease, lock_file
+from cachepipe.domain import marker
 from cachepipe.errors import NoRoomError, UnsafePathError
 
 _OURS = frozenset({"inductor", "triton", ".cachepipe", LEASE})
@@ -38,15 +40,11 @@ class Place:
         """
         if not cachedir.is_occupied(self.folder):
             return
-        try:
-            foreign = sorted(set(os.listdir(self.folder)) - _OURS)
-        except OSError as error:
-            raise UnsafePathError(self.folder, "is no folder of ours") from error
-        if foreign:
-            raise UnsafePathError(self.folder, f"holds what cachepipe did not make: `{foreign[0]}`")
+        _check_ours(self.folder)
         self._lease = Lease.take(self.folder, is_shared=False)
         if self._lease is None:
-            raise UnsafePathError(self.folder, "a running service uses it")
+            is_file = os.path.isfile(os.path.join(self.folder, LEASE))
+            raise UnsafePathError(self.folder, "a running service uses it" if is_file else "its lease is not a file")
 
     def release(self) -> None:
         """Lets other restores in; a second call does nothing."""
@@ -55,6 +53,15 @@ class Place:
         if self._lock is not None:
             os.close(self._lock)
         self._lease = self._lock = None
+
+
+def _check_ours(folder: str) -> None:
+    try:
+        foreign = sorted(set(os.listdir(folder)) - _OURS)
+    except OSError as error:
+        raise UnsafePathError(folder, f"cannot be looked at ({error.strerror})") from error
+    if foreign:
+        raise UnsafePathError(folder, f"holds what cachepipe did not make: `{foreign[0]}`")
 
 
 def candidates(final: str, own_name: str, has_scratch: bool, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -77,20 +84,38 @@ def reserve(folder: str, need: cachedir.Need, deadline: float) -> Place:
     """Returns the folder under its lock, after checking that a tree can be put there.
 
     Raises:
-        UnsafePathError: others could change it, it is a mount point, read-only or noexec.
+        UnsafePathError: others could change it, it holds what cachepipe did not make, it is a mount point, read-only or noexec.
         NoRoomError: not enough bytes or inodes; both numbers are named.
         DeadlineError: another restore held the lock until the deadline.
     """
     parent = os.path.dirname(folder)
+    if not folder.isprintable():
+        raise UnsafePathError(ascii(folder), "a name that is not printable UTF-8, which no marker can hold")
     if not os.path.isdir(parent):
         cachedir.make_private(parent)
     cachedir.check_ancestors(folder)
     if os.path.ismount(folder):
         raise UnsafePathError(folder, "a mount point, which no rename can replace: mount its parent")
     if os.path.lexists(folder):
+        if os.access(folder, os.R_OK) and not os.path.lexists(os.path.join(folder, marker.PATH)):
+            _check_ours(folder)  # before its mode is changed: a folder of someone else's files stays as it is
         cachedir.check_private(folder)
-    cachedir.check_usable(parent, need)
-    return Place(folder, lock_file(os.path.join(parent, f".{os.path.basename(folder)}.lock"), deadline))
+    try:
+        cachedir.check_usable(parent, need)
+    except NoRoomError:
+        if cachedir.is_on_network(parent):
+            raise  # there a lock may not be seen by others
+        lock = lock_file(_lock_path(folder), deadline)
+        try:
+            cachedir.sweep(folder, time.time(), stale_s=0.0)  # what killed restores left is no reason to stay cold
+        finally:
+            os.close(lock)
+        cachedir.check_usable(parent, need)
+    return Place(folder, lock_file(_lock_path(folder), deadline))
+
+
+def _lock_path(folder: str) -> str:
+    return os.path.join(os.path.dirname(folder), f".{os.path.basename(folder)}.lock")
 
 
 def refusal(problems: Sequence[UnsafePathError | NoRoomError]) -> UnsafePathError | NoRoomError:

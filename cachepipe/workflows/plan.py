@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachepipe.adapters.manifest_file import manifest_error
-from cachepipe.adapters.sources import Sources, distribution_versions, model_sources
+from cachepipe.adapters.sources import Sources, absolute, distribution_versions, is_folder, model_sources
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.fingerprint import Fingerprint, differences
 from cachepipe.domain.manifest import CommandModel, FactoryModel, Manifest
@@ -56,11 +56,11 @@ def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:
     if device not in declared:
         raise UsageError(f"the manifest has no target for device `{device}`: declared: {', '.join(declared)}")
     manifest_dir = manifest_path.absolute().parent
-    python_path = tuple((manifest_dir / folder).resolve() for folder in manifest.python_path)
+    python_path = tuple(absolute(manifest_dir / folder) for folder in manifest.python_path)
     problems = [
         Problem(("python_path", i), f"no such folder: {folder}")
         for i, folder in enumerate(python_path)
-        if not folder.is_dir()
+        if not is_folder(folder)
     ]
     # 1
     specs = expand(manifest, device)

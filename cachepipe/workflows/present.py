@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, product
@@ -88,8 +89,7 @@ def _open_marked(folder: str) -> tuple[Marker, Lease]:
     if lease is None:
         raise UnsafePathError(folder, "is being replaced")
     try:
-        with open(os.path.join(folder, marks.PATH), "rb") as file:
-            marker = read_marker(file.read(LIMITS.table_raw_bytes + 1))
+        marker = read_marker(cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes))
         if marker.root != os.path.abspath(folder):
             raise UnsafePathError(folder, f"was made for `{marker.root}`")
         check_variables(marker.variables)
@@ -100,15 +100,24 @@ def _open_marked(folder: str) -> tuple[Marker, Lease]:
 
 
 def _check_files(folder: str, marker: Marker) -> None:
-    """Compares every file's stat; where it changed, the bytes."""
+    """Compares every file's stat; where it changed, the bytes. A link in place of a folder is a change, whatever it names."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        for below in sorted({above for row in marker.files for above in _folders_of(row.path)}):
+            if not stat.S_ISDIR(os.stat(below, dir_fd=handle, follow_symlinks=False).st_mode):
+                raise IntegrityError(below, "no folder any more")
         for row in marker.files:
             facts = os.stat(row.path, dir_fd=handle, follow_symlinks=False)
             if (facts.st_size, facts.st_mtime_ns, facts.st_ino) != (row.size_bytes, row.mtime_ns, row.inode):
                 _check_bytes(handle, row)
     finally:
         os.close(handle)
+
+
+def _folders_of(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _check_bytes(folder: int, row: marks.MarkedFile) -> None:
@@ -146,7 +155,7 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
             if found is None:
                 continue
             if found[0].host == tag or _still_fits(rows, request, tag, folder, found[0]):
-                return outcome_of(request, "present", folder, *found)
+                return outcome_of(request, "present", folder, *found, _notes(request, folder))
             found[1].close()
     return None
 
@@ -168,6 +177,12 @@ def _likely_folders(request: RestoreRequest, locks: Sequence[Lock], statements: 
 
 def _scratch(request: RestoreRequest) -> tuple[str, ...]:
     return cachedir.scratch_folders(request.environment) if request.options.has_scratch else ()
+
+
+def _notes(request: RestoreRequest, folder: str) -> tuple[str, ...]:
+    """Returns what is worth saying of a present folder: that it is not where the release belongs."""
+    is_scratch = os.path.dirname(folder) in _scratch(request) and folder != request.options.dest
+    return ("an earlier start put it into scratch space; remove it to have it in its own folder",) if is_scratch else ()
 
 
 def _still_fits(rows: Sequence[IndexRow], request: RestoreRequest, tag: str, folder: str, marker: Marker) -> bool:
@@ -212,10 +227,14 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
         lease.close()
         is_wanted = (marker.names, marker.channel) == ((name,), options.channel)
         is_same_host = marker.host == host_tag(request.environment)
-        if is_wanted and is_same_host and _is_newest(options, name, marker, request.now):
+        try:
+            is_current = is_wanted and is_same_host and _is_newest(options, name, marker, request.now)
+        except IntegrityError:
+            continue  # of a marker, a hint or a probe: the whole restore judges them, step by step
+        if is_current:
             found = open_present(folder, marker.statements)
             if found is not None:
-                return outcome_of(request, "present", folder, *found)
+                return outcome_of(request, "present", folder, *found, _notes(request, folder))
     return None
 
 

@@ -250,9 +250,23 @@ def require_present(store: Store, row: IndexRow, release: str) -> Artifact:
     """Returns the artifact of a row, which must still be there; call it with the artifact pinned.
 
     Raises:
-        MissError: its statement is missing.
+        MissError: its statement or one of its packs is missing.
         IntegrityError, TrustError: its statement is not the row's.
     """
     if store.get(statement_key(row.artifact), LIMITS.statement_bytes) is None:
         raise MissError(f"the artifact is gone: {row.artifact} in {store.url}", hint="build and publish it again")
-    return read_artifact(store, row, release)
+    artifact = read_artifact(store, row, release)
+    if lost := missing_objects(store, artifact.statement):
+        raise MissError(
+            f"the artifact is incomplete: {row.artifact} lost {lost} objects in {store.url}",
+            hint="build and publish it again",
+        )
+    return artifact
+
+
+def missing_objects(store: Store, statement: Statement) -> int:
+    """Returns how many packs, tables and explain data the store has lost; whoever fetches them looks at their bytes."""
+    wanted = {
+        pack_key(statement.artifact, blob.digest) for blob in (*statement.packs, statement.table, statement.explain)
+    }
+    return len(wanted.difference(store.list(f"v1/artifacts/{statement.artifact}/packs/")))

@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,6 +53,8 @@ FAIL_POINTS = (
     "restore.after_swap",
 )
 _PARTS = ".cachepipe/parts"
+_BELOW = ("inductor/", "triton/")
+"""Where an artifact's files lie; beside them the folder holds what is ours, which no artifact may write."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
-        threading.Thread(target=cachedir.sweep, args=(place.folder, time.time()), daemon=True).start()
+        with suppress(RuntimeError):  # no thread to be had: what is old waits for the next restore
+            threading.Thread(target=cachedir.sweep, args=(place.folder, time.time()), daemon=True).start()
         try:
             written = _write(store, statements, Path(temporary), place.folder, request.deadline)
             # 7 finish
@@ -212,7 +216,7 @@ def _place(
         except (UnsafePathError, NoRoomError) as error:
             problems.append(error)
             continue
-        notes = tuple(str(problem) for problem in problems)
+        notes = tuple(dict.fromkeys(str(problem) for problem in problems))
         opened = present.open_present(folder, digests)
         if opened is not None:
             place.release()
@@ -245,18 +249,16 @@ def _write(
         _write_one(store, statements[number], part, folder, deadline)
     paths = sorted(merge_trees(parts, temporary))
     _remove(str(temporary / _PARTS))
-    written = []
-    for path in paths:
-        facts = os.lstat(temporary / path)
-        digest = sha256((temporary / path).read_bytes())
-        written.append(WrittenFile(path, facts.st_size, facts.st_mtime_ns, facts.st_ino, digest))
-    return tuple(written)
+    return tuple(_written(temporary / path, temporary) for path in paths)
 
 
 def _write_one(
     store: Store, statement: Statement, target: Path, folder: str, deadline: float
 ) -> tuple[WrittenFile, ...]:
     table: FileTable = read_file_table(store, statement)
+    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
+    if foreign:
+        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
     reached("restore.after_table")
     sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
 
@@ -285,11 +287,18 @@ def _finish(
             (temporary / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         cachedir.write_and_read_test(str(temporary))
         reached("restore.before_marker")
-        files = tuple(MarkedFile(*row) for row in written)
+        own = [path for path in (temporary / marks.FOLDER).rglob("*") if path.is_file()]
+        files = tuple(MarkedFile(*row) for row in (*written, *(_written(path, temporary) for path in sorted(own))))
         (temporary / marks.PATH).write_bytes(marker_bytes(replace(marker, root=folder, files=files)))
         reached("restore.after_marker")
     except OSError as error:
         raise UnsafePathError(temporary, f"cannot be written ({error.strerror})") from error
+
+
+def _written(path: Path, tree: Path) -> WrittenFile:
+    facts = os.lstat(path)
+    digest = sha256(path.read_bytes())
+    return WrittenFile(str(path.relative_to(tree)), facts.st_size, facts.st_mtime_ns, facts.st_ino, digest)
 
 
 def _remove(folder: str) -> None:

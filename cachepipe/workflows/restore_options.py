@@ -6,6 +6,7 @@ Every option has a variable `CACHEPIPE_…`; what the command line says wins.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ class Option(NamedTuple):
     """Attribute of `Options`."""
     variable: str
     kind: str
-    """`text`, `seconds` or `flag`."""
+    """`text`, `folder`, `seconds` or `flag`."""
     is_multiple: bool
     metavar: str
     help: str
@@ -29,11 +30,11 @@ OPTIONS = (
     Option("--name", "names", "CACHEPIPE_NAME", "text", True, "NAME", "Release; several are merged into one folder."),
     Option("--channel", "channel", "CACHEPIPE_CHANNEL", "text", False, "CHANNEL", "Channel. [default: stable]"),
     Option("--lock", "locks", "CACHEPIPE_LOCK", "text", True, "FILE", "Lock file: accept its artifacts alone."),
-    Option("--dest", "dest", "CACHEPIPE_DEST", "text", False, "DIR", "Folder in place of the builder's."),
+    Option("--dest", "dest", "CACHEPIPE_DEST", "folder", False, "DIR", "Folder in place of the builder's."),
     Option("--strict", "is_strict", "CACHEPIPE_RESTORE_STRICT", "flag", False, "", "Fail instead of starting cold."),
     Option("--deadline", "deadline_s", "CACHEPIPE_DEADLINE", "seconds", False, "S", "Start by then. [default: 60]"),
     Option("--env-file", "env_file", "CACHEPIPE_ENV_FILE", "text", False, "FILE", "Write the variables there."),
-    Option("--state-dir", "state_dir", "CACHEPIPE_STATE_DIR", "text", False, "DIR", "Where attempts are counted."),
+    Option("--state-dir", "state_dir", "CACHEPIPE_STATE_DIR", "folder", False, "DIR", "Where attempts are counted."),
     Option("--no-attach", "no_attach", "CACHEPIPE_NO_ATTACH", "flag", False, "", "No report inside the service."),
     Option("--json", "is_json", "CACHEPIPE_JSON", "flag", False, "", "Print one JSON object on stdout."),
 )
@@ -110,6 +111,21 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
     return Options(**{**values, **given}, command=command)
 
 
+def flags_alone(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Returns the command and the flags of a command line that `parse` refuses."""
+    own, command = split_command(argv)
+    flags: dict[str, Any] = {
+        option.field: option.flag in own or _is_on(environment.get(option.variable, ""))
+        for option in OPTIONS
+        if option.kind == "flag"
+    }
+    return Options(**flags, command=command)
+
+
+def _is_on(text: str) -> bool:
+    return text.lower() not in _OFF
+
+
 def _give(given: dict[str, Any], field: str, what: str, value: Any) -> None:
     if field in given:
         raise UsageError(f"`{what}` is given twice: `{given[field]}` and `{value}`")
@@ -134,7 +150,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for option in OPTIONS:
         text = environment.get(option.variable, "")
         if option.kind == "flag":
-            values[option.field] = text.lower() not in _OFF
+            values[option.field] = _is_on(text)
         elif text and option.is_multiple:
             values[option.field] = tuple(part for part in text.split(",") if part)
         elif text:
@@ -143,6 +159,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _converted(option: Option, value: str, what: str) -> str | float:
+    if option.kind == "folder" and value:
+        try:
+            return os.path.abspath(value)  # the service may change its working folder
+        except OSError as error:
+            raise UsageError(f"`{what}` is relative to a working folder that is gone: `{value[:80]}`") from error
     if option.kind != "seconds":
         return value
     try:

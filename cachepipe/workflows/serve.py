@@ -20,14 +20,15 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import Any, TypeVar
 
+from cachepipe import streams
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.execute import become, folder_variables, write_env_file
 from cachepipe.adapters.lease import Lease
-from cachepipe.errors import CachepipeError, DeadlineError, UsageError
+from cachepipe.errors import CachepipeError, DeadlineError, NoRoomError, UsageError
 from cachepipe.failpoints import reached
 from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest
 from cachepipe.workflows.present import find
-from cachepipe.workflows.restore_options import Options, parse, split_command
+from cachepipe.workflows.restore_options import Options, flags_alone, parse
 
 T = TypeVar("T")
 
@@ -63,9 +64,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         options = parse(argv, os.environ)
     except UsageError as error:
-        command = split_command(argv)[1]
-        is_strict = "--strict" in split_command(argv)[0] or bool(os.environ.get("CACHEPIPE_RESTORE_STRICT"))
-        return _start(Options(command=command, is_strict=is_strict), os.urandom(16).hex(), began, error)
+        return _start(flags_alone(argv, os.environ), os.urandom(16).hex(), began, error)
     return run_options(options, began)
 
 
@@ -81,7 +80,9 @@ def run_options(options: Options, began: float | None = None) -> int:
     start_id = os.urandom(16).hex()
     deadline = began + options.deadline_s
     request = RestoreRequest(options, dict(os.environ), datetime.now(timezone.utc), deadline, start_id)
+    umask = os.umask(0o077)  # what is written must be ours to read again, and nobody else's
     result = _bounded(lambda: _restore(request), deadline)
+    os.umask(umask)
     if result is None:
         result = DeadlineError(f"not restored within {options.deadline_s:g} seconds")
     return _start(options, start_id, began, result)
@@ -106,12 +107,17 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
             box.append(work())
         except CachepipeError as error:
             box.append(error)
+        except MemoryError:
+            box.append(NoRoomError("out of memory", hint="raise the memory limit of the service"))
         except Exception as error:  # noqa: BLE001 - the boundary: a bug of ours costs the warm start, not the service
             box.append(CachepipeError(f"{type(error).__name__}: {error}"))
         finally:
             done.set()
 
-    threading.Thread(target=guarded, name="restore", daemon=True).start()
+    try:
+        threading.Thread(target=guarded, name="restore", daemon=True).start()
+    except RuntimeError:
+        return NoRoomError("no thread can be started", hint="raise the service's limit of memory or of processes")
     done.wait(max(0.0, deadline - time.monotonic()))
     return box[0] if box else None
 
@@ -227,18 +233,11 @@ def _print_json(start: Start, start_id: str, seconds: float) -> None:
         "trust": start.trust,
         "variables": dict(start.variables),
     }
-    try:
-        print(json.dumps(tree, sort_keys=True), flush=True)
-    except (OSError, ValueError):
-        return  # a closed stdout is no reason not to start
+    streams.write(1, json.dumps(tree, sort_keys=True) + "\n")
 
 
 def _say(line: str) -> None:
-    # One write of the whole line: lines of several ranks do not mix, and a closed stderr stops nothing.
-    try:
-        os.write(2, (line + "\n").encode(errors="backslashreplace"))
-    except OSError:
-        return
+    streams.write(2, line + "\n")
 
 
 def _catch_signals() -> None:

@@ -12,7 +12,7 @@ No process here has built, and none that built is alive: what passes does so fro
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -189,12 +189,12 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
     buckets: list[VerifiedBucket] = []
     explanations: list[str] = []
     checked = 0
-    search_path = work.path_without_compilers(os.environ.get("PATH", os.defpath)) if request.hides_compiler else ""
 
-    def on_wait() -> None:
-        progress.say(f"waiting: another build holds {root_path}")
+    def waits(path: Path) -> Callable[[], None]:
+        return lambda: progress.say(f"waiting: another build or verification holds {path}")
 
-    with build_root(root_path, on_wait) as root:
+    with work.held(waits(work.path)), build_root(root_path, waits(root_path)) as root:
+        search_path = work.path_without_compilers(os.environ.get("PATH", os.defpath)) if request.hides_compiler else ""
         shop = Shop(work, root, run.plan.python_path, progress)
         for number, record in enumerate(statement.entries):
             # 3

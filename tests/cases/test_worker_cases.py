@@ -121,3 +121,21 @@ def test_case_b4_other_numbers_than_eager_are_seen(tmp_path: Path) -> None:
     spec = spec_of("small", rtol=0.0, atol=0.0)
     evidence = run_job(spec, tmp_path, "prove")
     assert evidence.shape_buckets[0].is_close is False and (evidence.shape_buckets[0].max_abs_diff or 0) > 0
+
+
+@pytest.mark.parametrize("factory", ["mm_counts_calls", "mm_writes_into_its_input"])
+def test_a_model_that_changes_buffers_or_inputs_is_compared_with_eager_from_the_same_state(
+    tmp_path: Path, factory: str
+) -> None:
+    evidence = run_job(spec_of(factory), tmp_path, "prove", calls_per_bucket=3)
+    assert evidence.error == "" and [bucket.is_close for bucket in evidence.shape_buckets] == [True], evidence
+
+
+def test_a_model_whose_outputs_nobody_can_look_into_does_not_pass_as_equal(tmp_path: Path) -> None:
+    (bucket,) = run_job(spec_of("mm_opaque"), tmp_path, "prove").shape_buckets
+    assert bucket.is_close is False and "nothing can be compared" in " ".join(bucket.problems)
+
+
+def test_a_factory_that_forks_does_not_make_a_second_worker(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("mm_forks"), tmp_path, "eager")
+    assert evidence.error == "" and (tmp_path / "forks").read_text() == "child\nparent\n"

@@ -44,7 +44,9 @@ def run(
         **variables,
     }
     command = [*(words or (sys.executable,)), str(script)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    return subprocess.run(
+        command, env=environment, capture_output=True, check=False, text=True, timeout=120, cwd=tmp_path
+    )
 
 
 def ready_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -135,6 +137,13 @@ def test_a_death_in_the_first_calls_leaves_the_mark(tmp_path: Path, end: str) ->
     done = run(tmp_path, f"serve()\n{end}")
     assert done.returncode in (1, -signal.SIGKILL, -signal.SIGSEGV)
     assert len(marks(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(1)", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_loads_the_compiler_and_compiles_nothing_is_no_trial(tmp_path: Path, end: str) -> None:
+    # a data loader's worker, a script of the entrypoint, a service that is stopped while it loads its weights
+    run(tmp_path, f"import torch._inductor\nassert cachepipe.report()['attached']\nprint('here', flush=True)\n{end}")
+    assert marks(tmp_path) == []
 
 
 def test_case_f4_a_late_compile_is_logged_with_its_shape(tmp_path: Path) -> None:

@@ -181,6 +181,17 @@ def test_an_unchanged_release_is_not_built_again(built: tuple[Project, BuildSumm
     assert f"unchanged: {first.artifact} is already in candidate" in talk
 
 
+def test_gates_that_grew_stricter_refuse_an_unchanged_release(
+    built: tuple[Project, BuildSummary, str], tmp_path: Path
+) -> None:
+    project = copy_of(built, tmp_path)
+    shutil.copytree(built[0].root / "store", tmp_path / "store")
+    text = project.manifest.read_text()
+    project.manifest.write_text(text.replace("min_speedup: 1.0", "min_speedup: 1000"))
+    with pytest.raises(VerificationError, match="min_speedup: limit 1000"):
+        project.build(store=f"file://{tmp_path}/store")
+
+
 def copy_of(built: tuple[Project, BuildSummary, str], target: Path) -> Project:
     """Returns a project with the same store, cache root and source, whose own files may be changed."""
     project = built[0]

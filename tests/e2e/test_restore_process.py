@@ -306,6 +306,7 @@ def test_case_d3_a_read_only_target_is_left_for_private_scratch(other: Path) -> 
     assert folder in (Path(folder) / "triton/0/KEY0/__grp__k.json").read_text()
     again = run_as_other(other, *words(release), *command(["true"]))
     assert (again.line["outcome"], again.line["folder"]) == ("present", folder)
+    assert "scratch space" in again.line["reason"]
 
 
 def test_a_restored_folder_that_lost_its_write_bit_is_opened_for_its_owner_again(other: Path) -> None:
@@ -643,6 +644,7 @@ def test_two_starts_that_crash_give_one_cold_start_and_then_another_try(tmp_path
         cold = run_restore(tmp_path, *words(demo, *more), *command())
         assert cold.line["outcome"] == "cold"
         assert "quarantined for this start" in cold.line["reason"]
+        assert "the next start tries it again" in cold.line["hint"]
         assert "CACHEPIPE_RESTORED" not in service_environment(cold)
         assert run_restore(tmp_path, *words(demo, *more), *command(["true"])).line["outcome"] == "present"
 

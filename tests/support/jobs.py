@@ -77,6 +77,7 @@ def run_job(
         [sys.executable, "-m", "cachepipe.adapters.worker", str(job_file)],
         env={**environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **(variables or {})},
         capture_output=True,
+        check=False,
         text=True,
         timeout=300,
     )

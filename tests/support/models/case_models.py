@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import nn
 
@@ -113,3 +115,51 @@ class Hanging(Product):
 
 def hangs() -> nn.Module:
     return Hanging()
+
+
+class CountsCalls(Product):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.mm(x, self.weight) * self.calls
+
+
+def mm_counts_calls() -> nn.Module:
+    return CountsCalls()
+
+
+class WritesIntoItsInput(Product):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1.0)
+        return torch.mm(x, self.weight)
+
+
+def mm_writes_into_its_input() -> nn.Module:
+    return WritesIntoItsInput()
+
+
+class Opaque:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class GivesOpaque(Product):
+    def forward(self, x: torch.Tensor) -> Opaque:  # type: ignore[override]
+        return Opaque(torch.mm(x, self.weight))
+
+
+def mm_opaque() -> nn.Module:
+    return GivesOpaque()
+
+
+def mm_forks() -> nn.Module:
+    """The child comes back from the factory as its parent does; `forks` beside HOME tells in which order they did."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    with open(os.path.join(os.environ["HOME"], "forks"), "a", encoding="utf-8") as file:
+        file.write("parent\n" if child else "child\n")
+    return Product()

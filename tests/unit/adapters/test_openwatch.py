@@ -38,6 +38,35 @@ def test_a_folder_that_appears_is_watched_and_what_it_holds_counts_as_opened(tmp
     assert watch.opened() == frozenset({"inductor/new/deep/z"})
 
 
+def test_folders_that_vanish_at_once_do_not_end_the_watch(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    code = """
+import os, sys
+for number in range(300):
+    folder = os.path.join(sys.argv[1], f"tmp.{number}")
+    os.makedirs(os.path.join(folder, "deep"))
+    os.rmdir(os.path.join(folder, "deep"))
+    os.rmdir(folder)
+open(os.path.join(sys.argv[1], "k.cubin")).close()
+"""
+    with OpenWatch(root) as watch:
+        subprocess.run([sys.executable, "-c", code, str(root / "triton/0/KEY")], check=True)
+    assert "triton/0/KEY/k.cubin" in (watch.opened() or ())
+
+
+def test_a_watch_that_fails_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path)
+
+    def refuse(path: object) -> object:
+        raise PermissionError(13, "no")
+
+    with OpenWatch(root) as watch:
+        monkeypatch.setattr(openwatch.os, "scandir", refuse)
+        (root / "new").mkdir()
+        (root / "new" / "file").write_text("")
+    assert watch.opened() is None
+
+
 def test_an_overflow_means_that_everything_is_kept(tmp_path: Path) -> None:
     root = tree(tmp_path)
     with OpenWatch(root) as watch:

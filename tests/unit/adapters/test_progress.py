@@ -6,6 +6,7 @@ import json
 import pytest
 
 from cachepipe.adapters.progress import Lines, _Bars, open_progress
+from cachepipe.errors import Interrupted
 
 
 class Clock:
@@ -59,3 +60,17 @@ def test_bars_leave_one_line_per_finished_step(monkeypatch: pytest.MonkeyPatch) 
         step.line(event("bucket_done", "batch=1"))
     assert stream.getvalue().startswith("a [b] c\n")
     assert stream.getvalue().rstrip().splitlines()[-1].startswith("tune      mlp/float32/default  done")
+
+
+def test_a_step_that_failed_is_not_called_done() -> None:
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError), Lines(stream, Clock()).step("mlp", "tune", 1, 0.0):
+        raise RuntimeError
+    assert stream.getvalue().splitlines() == ["tune      mlp  failed  0.0 s"]
+
+
+def test_an_interrupted_step_leaves_its_one_line_to_the_interrupt() -> None:
+    stream = io.StringIO()
+    with pytest.raises(Interrupted), Lines(stream, Clock()).step("mlp", "tune", 1, 0.0):
+        raise Interrupted("interrupted")
+    assert stream.getvalue() == ""

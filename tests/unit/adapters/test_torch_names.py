@@ -11,7 +11,7 @@ from cachepipe.adapters.torch_trace import COMPONENT_LOGGERS, parse_components
 from cachepipe.adapters.torch_work import NAMES, WorkCounter
 
 
-@pytest.mark.parametrize(("module", "path", "field"), NAMES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("module", "path", "field"), NAMES, ids=str)
 def test_a_counted_function_of_torch_exists(module: str, path: str, field: str) -> None:
     owner: object = import_module(module)
     *parents, name = path.split(".")

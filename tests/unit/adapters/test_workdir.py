@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir, build_root, write_evidence
+from cachepipe.adapters.folders import MIN_FREE_BYTES
+from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence
 from cachepipe.domain.evidence import EntryEvidence, Work
 from cachepipe.domain.record import record_bytes
-from cachepipe.errors import UnsafePathError
+from cachepipe.errors import CachepipeError, NoRoomError, UnsafePathError
 
 BINDING = Binding("a" * 64, "f" * 64, "/var/cache/cachepipe/demo")
 
@@ -176,3 +178,121 @@ def test_compilers_are_hidden_and_everything_else_is_there(tmp_path: Path) -> No
 
 def test_an_evidence_file_is_named_by_entry_and_step(tmp_path: Path) -> None:
     assert write_evidence(tmp_path / "out", evidence("prove")).name == "mlp_float32_default.prove.json"
+
+
+def finished_step(tmp_path: Path, cache_root: Path) -> EntryDir:
+    entry = WorkDir(tmp_path / "work").entry(BINDING)
+    with build_root(cache_root / "demo") as root:
+        (root.path / "inductor/x.py").write_text("x")
+        entry.pending("tune").write_bytes(record_bytes(evidence()))
+        entry.finish("tune", root)
+    assert entry.finished("tune") == evidence()
+    return entry
+
+
+@pytest.mark.parametrize(
+    "what", ["evidence", "emptied evidence", "missing file", "changed file", "added file", "no tree"]
+)
+def test_a_step_that_is_not_as_it_was_left_is_not_finished(tmp_path: Path, cache_root: Path, what: str) -> None:
+    entry = finished_step(tmp_path, cache_root)
+    file = entry.tree("tune") / "inductor/x.py"
+    {
+        "evidence": lambda: (entry.path / "tune.json").write_text('{"entry": "ml'),
+        "emptied evidence": lambda: (entry.path / "tune.json").write_bytes(b""),
+        "missing file": file.unlink,
+        "changed file": lambda: file.write_text("y"),
+        "added file": lambda: file.with_name("z.py").touch(),
+        "no tree": lambda: entry.drop_tree("tune"),
+    }[what]()
+    assert entry.finished("tune") is None
+
+
+def test_a_relative_work_directory_is_the_same_place_for_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert WorkDir(Path("work")).entry(BINDING).pending("tune").is_absolute()
+
+
+def test_an_existing_work_directory_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    WorkDir(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_two_builds_do_not_work_in_one_work_directory_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from cachepipe.adapters.workdir import WorkDir\n"
+        "with WorkDir(Path(sys.argv[1])).held(lambda: print('waits', flush=True)): print('holds', flush=True)"
+    )
+    with WorkDir(tmp_path).held():
+        other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waits\n"
+    with other:
+        assert other.stdout.readline() == "holds\n"
+    assert other.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(errno.ENOSPC, NoRoomError), (errno.EROFS, UnsafePathError), (errno.EACCES, UnsafePathError)],
+)
+def test_a_full_or_read_only_disk_during_a_build_is_no_bug(
+    tmp_path: Path, number: int, error: type[CachepipeError]
+) -> None:
+    with pytest.raises(error, match="some/file"), WorkDir(tmp_path).held():
+        raise OSError(number, os.strerror(number), "some/file")
+
+
+def test_a_work_directory_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnsafePathError, match="file"):
+        WorkDir(tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["junk", "[1]", '{"a": "x", "b": [1], "c": 2.5}'])
+def test_estimates_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
+    work = WorkDir(tmp_path)
+    (tmp_path / "seconds.json").write_text(text)
+    work.note_estimate("net tune", 1.5)
+    assert set(work.estimates()) <= {"c", "net tune"} and work.estimates()["net tune"] == 1.5
+
+
+def test_a_folder_with_hardly_any_room_is_refused_before_anything_is_compiled(
+    tmp_path: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=MIN_FREE_BYTES - 1))
+    with pytest.raises(NoRoomError), WorkDir(tmp_path / "work").held():
+        pytest.fail("the body began")
+    with pytest.raises(NoRoomError), build_root(cache_root / "demo"):
+        pytest.fail("the body began")
+    assert not (cache_root / "demo").exists()
+
+
+def test_a_tree_that_moves_to_another_file_system_is_whole_or_a_full_disk_has_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def across(source: str, target: str) -> None:
+        raise OSError(errno.EXDEV, "another device")
+
+    root = BuildRoot(tmp_path / "root")
+    root.clear()
+    (root.path / "inductor/x.py").write_text("x")
+    renamed = os.rename
+    monkeypatch.setattr(
+        os, "rename", lambda source, target: (across if source == root.path else renamed)(source, target)
+    )
+    root.move_to(tmp_path / "tree")
+    assert (tmp_path / "tree/inductor/x.py").read_text() == "x" and not root.path.exists()
+    root.clear()
+    (root.path / "inductor/x.py").write_text("x")
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device", str(target))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError, match="no space") as caught:
+        root.move_to(tmp_path / "tree")
+    assert caught.value.errno == errno.ENOSPC and (root.path / "inductor/x.py").exists()

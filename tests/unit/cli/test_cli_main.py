@@ -151,6 +151,7 @@ def boundary(error: BaseException, *words: str) -> int:
         errors.NoRoomError("x"),
         errors.DeadlineError("x"),
         errors.Interrupted("interrupted"),
+        errors.Terminated("terminated"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -220,3 +221,18 @@ def test_every_verb_of_the_table_is_a_command() -> None:
     for name, verb in VERBS.items():
         module = importlib.import_module(f"cachepipe.cli.{verb.module}")
         assert getattr(module, f"{name}_command").name == name
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    boundary(errors.BuildError("net", "tune", "a\x1b[2Jb\x00c\x9bd é", hint="see \x1b]0;x\x07"))
+    err = capsys.readouterr().err
+    assert err.isascii() is False and "é" in err
+    assert "a\\x1b[2Jb\\x00c\\x9bd" in err and not set(err) & set("\x1b\x00\x9b\x07")
+
+
+@pytest.mark.parametrize("gate", ["--min-hit-rate", "--min-speedup"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_a_gate_that_could_never_refuse_is_a_usage_error(tmp_path: Path, gate: str, number: str) -> None:
+    (tmp_path / "manifest.yaml").touch()
+    finished = run_cachepipe("verify", str(tmp_path / "manifest.yaml"), gate, number)
+    assert finished.returncode == 2 and gate in finished.stderr

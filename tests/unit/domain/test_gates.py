@@ -124,3 +124,15 @@ def test_a_step_with_wrong_outputs_or_a_bypass_is_unusable() -> None:
     reason = "torch refuses to cache a graph: because"
     found = evidence(bucket(1, is_close=False), bucket(8, problems=(reason,)))
     assert [shape_bucket for shape_bucket, _ in evidence_problems(spec(), found)] == ["batch=8", "batch=1"]
+
+
+def test_outputs_that_were_not_compared_do_not_pass() -> None:
+    assert "not compared" in " ".join(
+        judge(GateLimits(), spec(), evidence(bucket(8), bucket(1, is_close=None)), REFERENCES)
+    )
+
+
+@pytest.mark.parametrize("gate", ["min_hit_rate", "min_speedup"])
+def test_a_limit_that_is_no_number_refuses(gate: str) -> None:
+    limits = replace(GateLimits(), **{gate: float("nan")})
+    assert any(gate in violation for violation in judge(limits, spec(), evidence(*GOOD), REFERENCES))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,22 @@ import pytest
 from cachepipe.runtime.backports import TABLE, Backport, matching
 
 
-@pytest.mark.parametrize("backport", TABLE, ids=lambda backport: backport.name)
-def test_the_patched_module_exists_on_the_versions_it_names(backport: Backport) -> None:
-    import torch
+def _is_for_this_torch(backport: Backport) -> bool:
+    return backport in matching(version("torch"))
 
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    assert backport.first <= version <= backport.last
+
+@pytest.mark.parametrize("backport", [row for row in TABLE if _is_for_this_torch(row)], ids=lambda row: row.name)
+def test_the_patched_module_exists_on_the_version_it_names(backport: Backport) -> None:
     assert import_module(backport.module)
 
 
-@pytest.mark.parametrize("version", ["2.7.0", "2.12.1", "2.14.0", "3.0", "", "main", "2"])
-def test_other_versions_are_left_alone(version: str) -> None:
-    assert matching(version) == ()
+def test_trim_opens_every_probe_object() -> None:
+    assert [row.name for row in TABLE if not row.is_for_trim] == ["isa-probe"]
+
+
+@pytest.mark.parametrize("other", ["2.7.0", "2.12.1", "2.14.0", "3.0", "", "main", "2"])
+def test_other_versions_are_left_alone(other: str) -> None:
+    assert matching(other) == ()
 
 
 PROBE = """
@@ -53,5 +58,57 @@ def test_isa_probe_trusts_restored_objects_and_probes_every_other(tmp_path: Path
         file.touch()
         os.utime(file, (1, 1))
     code = PROBE.format(path=sys.path, root=str(root), old=str(old), outside=str(outside))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
     assert done.stdout.split() == ["True", "False", "False", "False", "3"], done.stderr
+
+
+KERNEL = """
+import json, os, sys, types
+sys.path[:0] = {path!r}
+from cachepipe.runtime import backports
+import torch._inductor.runtime.triton_heuristics as module
+import torch._inductor.runtime.autotune_cache as records
+
+calls = []
+class Autotuner:
+    def recheck_autotune_cache(self, reload):
+        calls.append(self.filename)
+stand_in = types.SimpleNamespace(CachingAutotuner=Autotuner)
+backports._honour_tuning_record(stand_in, {root!r})
+
+def config(**kwargs):
+    return types.SimpleNamespace(kwargs=kwargs, num_warps=4, num_stages=1)
+
+def kernel(*configs):
+    made = Autotuner()
+    made.filename = "/builder/inductor/ab/cabc.py"
+    made.inductor_meta = dict(autotune_local_cache=True, is_fbcode=False)
+    made.compile_results = [types.SimpleNamespace(config=one) for one in configs]
+    return made
+
+def record(**facts):
+    live = os.path.join({root!r}, "inductor", "ab", "cabc.py")
+    cache, key = records.AutotuneCache.create(dict(autotune_local_cache=True), live, "all").local_cache
+    with open(key, "w") as file:
+        json.dump(facts, file)
+
+os.makedirs(os.path.join({root!r}, "inductor", "ab"))
+alone = kernel(config(XBLOCK=64))
+alone.recheck_autotune_cache(None)
+print(len(calls))
+record(XBLOCK=64, num_warps=4, num_stages=1, found_by_coordesc=True, configs_hash="other")
+alone.recheck_autotune_cache(None)
+print(len(calls), alone.compile_results[0].config.found_by_coordesc, alone.filename.startswith({root!r}))
+two = kernel(config(XBLOCK=32), config(XBLOCK=64))
+two.recheck_autotune_cache(None)
+print(len(calls), len(two.compile_results), two.compile_results[0].config.kwargs["XBLOCK"])
+other = kernel(config(XBLOCK=128))
+other.recheck_autotune_cache(None)
+print(len(calls), hasattr(other.compile_results[0].config, "found_by_coordesc"))
+"""
+
+
+def test_tuning_record_decides_for_its_own_config_and_leaves_every_other_kernel_to_torch(tmp_path: Path) -> None:
+    code = KERNEL.format(path=sys.path, root=str(tmp_path / "root"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "1", "True", "True", "1", "1", "64", "2", "False"], done.stderr + done.stdout

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
 
 from cachepipe.domain.entry import Context
 from cachepipe.errors import UsageError
-from cachepipe.runtime.calling import calling_context, flatten, gradients, loss, prepare
+from cachepipe.runtime.calling import build_model, calling_context, flatten, gradients, loss, prepare
 from cachepipe.runtime.inputs import example_inputs, resolve
 from tests.support.jobs import spec_of
 
@@ -80,3 +82,40 @@ def test_gradients_are_taken_once() -> None:
 def test_a_name_that_does_not_exist_is_named() -> None:
     with pytest.raises(UsageError, match="math:nothing"):
         resolve("math:nothing")
+
+
+def test_numbers_are_outputs_too() -> None:
+    assert [tensor.item() for tensor in flatten({"count": 3, "share": 0.5, "done": True, "name": "x"})] == [
+        3,
+        0.5,
+        True,
+    ]
+
+
+def test_a_factory_that_returns_nothing_callable_is_named_before_anything_is_compiled() -> None:
+    with pytest.raises(UsageError, match="`builtins:dict` returned dict"):
+        build_model(dataclasses.replace(spec_of("small"), factory="builtins:dict"))
+
+
+def test_a_training_entry_without_a_floating_output_asks_for_a_loss() -> None:
+    with pytest.raises(UsageError, match="needs `loss`"):
+        loss(spec_of("small", train=True), {"ids": torch.tensor([1, 2])})
+
+
+def test_inputs_that_a_function_draws_are_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("drawn_inputs")
+    module.draw = lambda bucket: ([torch.rand(bucket["batch"])], {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "drawn_inputs", module)
+    spec = spec_of("small", inputs="drawn_inputs:draw")
+    state = torch.get_rng_state()
+    one, other = example_inputs(spec, {"batch": 3})[0][0], example_inputs(spec, {"batch": 3})[0][0]
+    assert torch.equal(one, other) and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("result", ["5", "None", "([],)"])
+def test_an_inputs_function_that_gives_no_pair_is_named(monkeypatch: pytest.MonkeyPatch, result: str) -> None:
+    module = types.ModuleType("odd_inputs")
+    exec(f"def give(bucket): return {result}", module.__dict__)
+    monkeypatch.setitem(sys.modules, "odd_inputs", module)
+    with pytest.raises(UsageError, match="wanted a pair of args and kwargs"):
+        example_inputs(spec_of("small", inputs="odd_inputs:give"), {"batch": 3})

@@ -144,3 +144,9 @@ def test_explain_data_that_does_not_fit_keeps_lookups_and_drops_components() -> 
     piece = Piece(entry, Path(), record, part, EntryDir(Path()), (), is_carried=False)
     assert json.loads(explain_bytes([piece])) == {"a/float32/default": part}
     assert json.loads(explain_bytes([piece], 100)) == {"a/float32/default": {"components": {}, "lookups": [1]}}
+
+
+def test_a_tolerance_that_was_not_judged_is_another_release() -> None:
+    strict = replace(ENTRIES[0], spec=replace(ENTRIES[0].spec, rtol=1e-9))
+    earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "unsigned"), {})
+    assert not earlier.is_the_same_release(plan(strict, *ENTRIES[1:]))

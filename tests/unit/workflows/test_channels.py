@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -232,3 +233,41 @@ def test_a_lock_of_nothing_missing_or_expired_is_refused(store: LocalStore, cpu:
     with pytest.raises(MissError):
         write_lock(store, "demo", "candidate", path, LATER)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "folder"])
+def test_a_lock_never_takes_the_place_of_a_device_or_a_pipe(
+    store: LocalStore, cpu: IndexRow, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "there"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / "pipe" if kind == "pipe" else path
+    if kind == "link to a pipe":
+        path.symlink_to(tmp_path / "pipe")
+    with pytest.raises(UnsafePathError, match="not a regular file"):
+        write_lock(store, "demo", "candidate", path, LATER)
+    assert path.is_symlink() == (kind == "link to a pipe") and not path.is_file()
+
+
+def test_a_lock_that_is_a_link_keeps_it_and_replaces_the_file(store: LocalStore, cpu: IndexRow, tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    lock = write_lock(store, "demo", "candidate", tmp_path / "link", LATER)
+    assert (tmp_path / "link").is_symlink() and read_lock((tmp_path / "real").read_bytes()) == lock
+
+
+# --- packs that are gone ----------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_without_all_its_packs_is_neither_promoted_nor_locked(
+    store: LocalStore, cpu: IndexRow, tmp_path: Path
+) -> None:
+    store.delete(next(store.list(f"v1/artifacts/{cpu.artifact}/packs/")))
+    with pytest.raises(MissError, match="lost 1 objects"):
+        promote(store, "demo", "candidate", "stable", None, LATER)
+    with pytest.raises(MissError, match="lost 1 objects"):
+        write_lock(store, "demo", "candidate", tmp_path / "lock", LATER)
+    assert not list(store.list("v1/index/demo/stable/")) and no_pins(store)

@@ -161,3 +161,23 @@ def test_the_manifests_of_the_repository_can_be_planned() -> None:
         plan = plan_release(load_manifest(path), path, device)
         assert len({entry.key for entry in plan.entries}) == len(plan.entries) == 8
         assert all("dist:transformers" in entry.key_parts for entry in plan.entries)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "zero\0byte", "missing"])
+def test_a_name_that_no_system_accepts_is_a_problem_of_its_line(folder: Path, name: str) -> None:
+    tree = small_manifest(factory=f"{name.replace(chr(0), 'x')}:net", sources=[name])
+    tree["python_path"] = [".", name]
+    with pytest.raises(ManifestError) as caught:
+        _plan(folder, tree=tree)
+    assert {problem.split(": ")[1] for problem in caught.value.problems} == {
+        "python_path[1]",
+        "models[0].factory",
+        "models[0].sources[0]",
+    }
+
+
+def test_a_source_that_cannot_be_read_is_a_problem_of_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = small_manifest(sources=["mem"])
+    (folder / "mem").symlink_to("/proc/self/mem")  # a regular file whose first byte nobody can read
+    with pytest.raises(ManifestError, match="cannot be read"):
+        _plan(folder, tree=tree)

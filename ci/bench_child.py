@@ -1,0 +1,70 @@
+"""The process that `ci/bench` measures: calls every shape bucket once and prints its seconds as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main(job_file: str) -> None:
+    """Calls every shape bucket once and prints seconds as one JSON line; only its own imports are in its clock."""
+    begin = time.monotonic()
+    job = json.loads(Path(job_file).read_text())
+    import torch
+
+    from cachepipe.domain.entry import EntrySpec
+    from cachepipe.domain.record import from_json
+    from cachepipe.runtime.calling import build_model, call, called, calling_context, compile_model, prepare
+    from cachepipe.runtime.inputs import example_inputs
+
+    imported = time.monotonic()
+    spec: EntrySpec = from_json(EntrySpec, job["spec"], "spec")
+    sys.path[:0] = job["python_path"]
+    model = build_model(spec)
+    built = time.monotonic()
+    if job["variant"] == "mega-cache bundle":
+        torch.compiler.load_cache_artifacts(Path(job["bundle"]).read_bytes())
+    if job["variant"].startswith("restored"):
+        import cachepipe
+
+        entry = cachepipe.entry(spec.model, dtype=spec.dtype, mode=spec.mode)
+        if entry.spec is None:
+            sys.exit("bench: nothing was restored")
+        function = entry.compile(model)
+    elif job["variant"] == "eager":
+        function = called(spec, prepare(spec, model))
+    else:
+        function = compile_model(spec, prepare(spec, model))
+    prepared = time.monotonic()
+    calls = []
+    with calling_context(spec):
+        for shape_bucket in spec.shape_buckets:
+            args, kwargs = example_inputs(spec, shape_bucket)
+            started = time.monotonic()
+            call(spec, function, args, kwargs)
+            calls.append(time.monotonic() - started)
+    end = time.monotonic()
+    if job["save_bundle"]:
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None
+        Path(job["bundle"]).write_bytes(saved[0])
+    load_s = prepared - built if job["variant"] == "mega-cache bundle" else 0.0
+    print(
+        json.dumps(
+            {
+                "first_calls_s": sum(calls) + load_s,
+                "calls_s": calls,
+                "import_s": imported - begin,
+                "build_s": built - imported,
+                "import_to_last_s": end - begin,
+                "ready_s": end - job["started"],
+                "torch": torch.__version__,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
