@@ -34,14 +34,18 @@ def example_inputs(spec: EntrySpec, shape_bucket: ShapeBucket) -> tuple[tuple[An
     """Returns positional and keyword arguments for one call at a shape bucket.
 
     Tensors lie on the spec's device, filled from a generator seeded by their name: floating ones standard normal,
-    integers in [low, high), or `fill`. Dynamic dimensions are marked, except at size 1, which torch specialises.
+    integers in [low, high), or `fill`. Dynamic dimensions are marked, except at size 1, which torch specialises. They are
+    never born in inference mode, whatever mode is on: torch's guards tell the two kinds apart, and a service makes its
+    tensors before it enters the calling context.
     """
-    if isinstance(spec.inputs, str):
-        return _from_function(spec.inputs, shape_bucket, has_gpu=spec.device == "cuda")
-    if isinstance(spec.inputs, list):
-        return tuple(_make(spec, leaf, shape_bucket, f"{i}") for i, leaf in enumerate(spec.inputs)), {}
-    tree = {name: _make(spec, leaf, shape_bucket, name) for name, leaf in spec.inputs.items()}
-    return (), tree
+    import torch
+
+    with torch.inference_mode(False):
+        if isinstance(spec.inputs, str):
+            return _from_function(spec.inputs, shape_bucket, has_gpu=spec.device == "cuda")
+        if isinstance(spec.inputs, list):
+            return tuple(_make(spec, leaf, shape_bucket, f"{i}") for i, leaf in enumerate(spec.inputs)), {}
+        return (), {name: _make(spec, leaf, shape_bucket, name) for name, leaf in spec.inputs.items()}
 
 
 def _from_function(reference: str, shape_bucket: ShapeBucket, has_gpu: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

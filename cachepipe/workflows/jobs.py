@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.children import Command, compile_workers, last_lines, run_child, worker_environment
+from cachepipe.adapters.folders import require_room
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.workdir import BuildRoot, EntryDir, WorkDir, write_json
 from cachepipe.domain.entry import EntrySpec
@@ -89,6 +90,7 @@ def run_job(
 
     Raises:
         BuildError: the worker died, hung or reported an error; entry, shape bucket and step are named.
+        NoRoomError: the worker died, and hardly any space is left.
         Interrupted: SIGINT or SIGTERM.
     """
     # 1
@@ -113,6 +115,9 @@ def run_job(
             status = run_child(command, on_line)
             # 3
             evidence = entry.read_pending(name)
+            if evidence is None:  # on a full disk neither result nor log can be written
+                require_room(shop.work.path)
+                require_room(shop.root.path.parent)
             reason = _failure(evidence, status, log)
             if evidence is None or reason:
                 hint = f"the whole log is {log}"

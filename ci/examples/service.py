@@ -110,9 +110,9 @@ class Encoder:
             raise ValueError("batch is 1 to 64, seq 1 to 512")
         generator = self.torch.Generator().manual_seed(seed)
         started = time.monotonic()
-        # inputs are made inside the context too: a tensor born in inference mode is another kind to torch's guards
+        # made before the context: a tensor born in inference mode is another kind to torch's guards
+        tokens = self.torch.randint(0, 1000, (batch, seq), generator=generator)
         with self.entry.context():
-            tokens = self.torch.randint(0, 1000, (batch, seq), generator=generator)
             vectors = self.compiled(tokens=tokens)  # by name, as the manifest's `call: kwargs` says
         first = [[round(value, 4) for value in vector] for vector in vectors[:, :4].tolist()]
         return {"vectors": first, "seconds": round(time.monotonic() - started, 6)}

@@ -22,6 +22,12 @@ def test_example_inputs_are_the_same_bytes_each_time() -> None:
     assert one.shape == (3, 8) and torch.equal(one, other)
 
 
+def test_example_inputs_are_no_inference_tensors_whatever_mode_is_on() -> None:
+    with torch.inference_mode():
+        tensor = example_inputs(spec_of("small"), {"batch": 3})[0][0]
+    assert not tensor.is_inference()
+
+
 def test_inputs_nest_and_keep_constants_fills_and_bounds() -> None:
     inputs = {
         "tokens": {"shape": ["batch", 4], "dtype": "int64", "low": 5, "high": 9},
