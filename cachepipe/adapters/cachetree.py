@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,9 @@ from cachepipe.errors import IntegrityError
 KINDS = ("fxgraph", "aotautograd", "native", "wrapper", "tuning", "triton", "other")
 UNION_PREFIX = "inductor/cache/"
 """Files that every entry of a build extends: timings by kernel, keyed so that two files can be united."""
+
+TRITON_NAME_CHARS = 150
+FILE_NAME_BYTES = 255
 
 _DROPPED_SUFFIXES = (".lock", ".tmp", ".pyc")
 _DROPPED_FOLDERS = ("__pycache__", "locks")
@@ -138,3 +142,27 @@ def _union(where: str, one: Json, other: Json) -> Json:
     if one != other:
         raise IntegrityError(where, "different values", wanted=str(one)[:64], found=str(other)[:64])
     return one
+
+
+def name_cubins_in_full(root: Path) -> tuple[str, ...]:
+    """Gives each Triton kernel's cubin the name by which torch looks for it; returns the paths of the new copies.
+
+    Triton cuts a kernel's name to 150 characters in the names of its files; torch's static launcher asks for the whole name, does not
+    find it at a restored start, drops the kernel and compiles it anew.
+
+    Source: triton/compiler/compiler.py (`compile`) 3.6.0; torch/_inductor/runtime/triton_heuristics.py
+    (`reload_cubin_path`) 2.11.0.
+    """
+    made = []
+    for metadata in sorted(root.glob("triton/*/*/*.json")):
+        if len(metadata.stem) < TRITON_NAME_CHARS or metadata.name.startswith("__grp__"):
+            continue
+        try:
+            name = json.loads(metadata.read_bytes())["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(str(metadata), f"not the metadata of a Triton kernel ({error})") from error
+        cubin, wanted = metadata.with_suffix(".cubin"), metadata.with_name(f"{name}.cubin")
+        if len(wanted.name.encode()) <= FILE_NAME_BYTES and cubin.is_file() and not wanted.exists():
+            shutil.copyfile(cubin, wanted)
+            made.append(wanted.relative_to(root).as_posix())
+    return tuple(made)

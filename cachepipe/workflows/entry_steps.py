@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree
+from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree, name_cubins_in_full
 from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec, bucket_label
@@ -153,6 +153,7 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
 def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFacts:
     source = entry.tree(f"settle-{rounds}" if rounds else "tune")
     shop.root.fill(source)
+    name_cubins_in_full(shop.root.path)
     job = replace(
         shop.job("trim", spec, entry.pending("trim")),
         calls_per_bucket=1,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.cachetree import kind_of, list_tree, merge_trees
+from cachepipe.adapters.cachetree import kind_of, list_tree, merge_trees, name_cubins_in_full
 from cachepipe.errors import IntegrityError
 from tests.support.restoring import tree_files, write_tree
 
@@ -106,3 +106,25 @@ def test_timings_of_another_system_are_refused(tmp_path: Path, other: bytes) -> 
 def test_a_usual_tree_is_listed_whole(tmp_path: Path) -> None:
     files = tree_files("/var/cache/demo")
     assert {file.path for file in list_tree(write_tree(tmp_path, files))} == set(files)
+
+
+def test_a_cubin_whose_name_triton_cut_is_found_by_its_whole_name(tmp_path: Path) -> None:
+    name = "triton_poi_fused_" + "_add_mul" * 20
+    folder = tmp_path / "triton" / "0" / "KEY"
+    folder.mkdir(parents=True)
+    (folder / f"{name[:150]}.cubin").write_bytes(b"code")
+    (folder / f"{name[:150]}.json").write_text(json.dumps({"name": name}))
+    (folder / f"__grp__{name[:150]}.json").write_text("{}")
+    (folder / "short.cubin").write_bytes(b"other")
+    (folder / "short.json").write_text(json.dumps({"name": "short"}))
+    assert name_cubins_in_full(tmp_path) == (f"triton/0/KEY/{name}.cubin",)
+    assert (folder / f"{name}.cubin").read_bytes() == b"code"
+    assert name_cubins_in_full(tmp_path) == ()
+
+
+def test_metadata_that_is_none_is_a_named_error(tmp_path: Path) -> None:
+    folder = tmp_path / "triton" / "0" / "KEY"
+    folder.mkdir(parents=True)
+    (folder / f"{'k' * 150}.json").write_text("[]")
+    with pytest.raises(IntegrityError, match="not the metadata of a Triton kernel"):
+        name_cubins_in_full(tmp_path)

@@ -11,7 +11,6 @@ import pytest
 from cachepipe.adapters.folders import MIN_FREE_BYTES
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir
-from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.errors import BuildError, NoRoomError
 from cachepipe.workflows.jobs import Shop, run_job
@@ -23,12 +22,11 @@ def run(tmp_path: Path, *before: str) -> tuple[EntryEvidence | None, str]:
     work = WorkDir(tmp_path / "work")
     shop = Shop(work, BuildRoot(tmp_path / "root"), (), Lines(stream, lambda: 0.0))
     entry = work.entry(Binding("a" * 64, "f", "/r"))
+    job = shop.job("tune", spec, entry.pending("tune"))
     try:
-        return run_job(
-            shop, shop.job("tune", spec, entry.pending("tune")), "tune", entry, {"PATH": "/usr/bin:/bin"}, before
-        ), ""
+        return run_job(shop, job, "tune", entry, {"PATH": "/usr/bin:/bin"}, before), ""
     except BuildError as error:
-        assert isinstance(spec, EntrySpec) and error.step == "tune" and error.entry == spec.id
+        assert error.step == "tune" and error.entry == spec.id
         return None, f"{stream.getvalue()}{error}"
 
 
