@@ -128,7 +128,7 @@ class OpenWatch:
 
     def _note(self, mask: int, path: str) -> None:
         if not mask & IN_ISDIR:
-            if mask & IN_OPEN:
-                self._opened.add(path)
+            # created or renamed into place: opened under another name, and needed all the same
+            self._opened.add(path)
         elif mask & (IN_CREATE | IN_MOVED_TO):
             self._add(path, is_new=True)

@@ -62,7 +62,7 @@ def judge(
 
 def _bucket_problems(bucket: BucketEvidence, limits: GateLimits) -> list[str]:
     found = list(bucket.problems)
-    if bucket.is_close is False:
+    if bucket.is_close is False and not found:  # what could not be compared has been named
         found.append(f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")
     if bucket.is_close is None:
         found.append("outputs were not compared with eager")
@@ -154,7 +154,7 @@ def evidence_problems(spec: EntrySpec, evidence: EntryEvidence) -> tuple[tuple[s
     found += [
         (bucket_label(bucket.shape_bucket), f"outputs differ from eager: max_abs_diff {bucket.max_abs_diff}")
         for bucket in evidence.shape_buckets
-        if bucket.is_close is False
+        if bucket.is_close is False and not bucket.problems
     ]
     graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in evidence.shape_buckets}
     if not sum(graphs.values()):

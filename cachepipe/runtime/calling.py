@@ -49,7 +49,10 @@ def prepare(spec: EntrySpec, model: Any) -> Any:
 def compile_model(spec: EntrySpec, model: Any) -> Callable[..., Any]:
     """Returns torch.compile of a prepared model with the entry's mode, options, dynamic and fullgraph.
 
-    The recompile limit is raised to the number of differently traced shape buckets.
+    The recompile limit is raised to the number of differently traced shape buckets. `dynamic=False` keeps marked dimensions
+    dynamic and all others static; None would make those dynamic too that differ between calls, in the order of the calls.
+
+    Source: torch._dynamo.variables.builder._automatic_dynamic, read in 2.13.0.
     """
     import torch
 
@@ -61,9 +64,6 @@ def compile_model(spec: EntrySpec, model: Any) -> Callable[..., Any]:
         settings["options"] = mode_options(spec.mode, spec.options)
     else:
         settings["mode"] = spec.mode
-    # with explicit dynamic dimensions the others must stay static: None, not False, leaves room for the marks
-    if spec.dynamic_dims and not spec.dynamic:
-        settings["dynamic"] = None
     compiled: Callable[..., Any] = torch.compile(called(spec, model), **settings)
     return compiled
 

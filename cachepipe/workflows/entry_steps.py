@@ -233,6 +233,8 @@ def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:
 def _hint(reason: str) -> str | None:
     if "no graph" in reason:
         return NO_GRAPH_HINT
+    if "nothing can be compared" in reason or "NaN throughout" in reason:
+        return "let the method return tensors (or lists, mappings, dataclasses of them), for inputs that give numbers"
     if "outputs differ" in reason:
         return DIFFERENT_HINT
     return None

@@ -39,6 +39,15 @@ def test_a_dynamic_dimension_is_one_graph_for_all_sizes_but_one(tmp_path: Path) 
     assert hit_rate(restored) == 1.0 and restored.error == ""
 
 
+def test_beside_a_dynamic_dimension_the_others_stay_static_in_any_order(tmp_path: Path) -> None:
+    sizes = ({"batch": 2, "seq": 16}, {"batch": 8, "seq": 64})
+    inputs = [{"shape": ["batch", "seq", 8], "dtype": "float32"}]
+    spec = spec_of("small", sizes, dynamic_dims={"batch": DynamicDim(2, 64)}, inputs=inputs)
+    assert run_job(spec, tmp_path).error == ""
+    restored = run_job(spec, tmp_path, "prove", order=(1, 0))
+    assert hit_rate(restored) == 1.0 and restored.error == ""
+
+
 @pytest.mark.parametrize(
     ("factory", "cause"),
     [

@@ -38,6 +38,14 @@ def test_a_folder_that_appears_is_watched_and_what_it_holds_counts_as_opened(tmp
     assert watch.opened() == frozenset({"inductor/new/deep/z"})
 
 
+def test_a_file_that_is_renamed_into_place_counts_as_opened(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    (tmp_path / "outside").write_text("group")
+    with OpenWatch(root) as watch:
+        (tmp_path / "outside").rename(root / "triton/0/KEY/__grp__k.json")
+    assert "triton/0/KEY/__grp__k.json" in (watch.opened() or ())
+
+
 def test_folders_that_vanish_at_once_do_not_end_the_watch(tmp_path: Path) -> None:
     root = tree(tmp_path)
     code = """
