@@ -67,7 +67,7 @@ class BuildError(CachepipeError):
 
 class MissError(CachepipeError):
     exit_code = 12
-    hint = "publish it with `cachepipe build`, or name another channel"
+    hint = "`cachepipe ls` shows what is published: `build` publishes to `candidate`, `promote` copies it to `stable`"
 
 
 class IntegrityError(CachepipeError):
@@ -118,13 +118,15 @@ class VerificationError(CachepipeError):
 
 
 class FingerprintMismatchError(CachepipeError):
-    """Built for another machine; each difference says part, wanted and found."""
+    """Built for another machine (each difference says part, wanted and found), or a machine that cannot be matched."""
 
     exit_code = 19
     hint = "build the release on a machine like this one, or run the service on a machine like the builder's"
 
-    def __init__(self, differences: Sequence[str]) -> None:
-        super().__init__("built for another machine: " + "; ".join(differences))
+    def __init__(
+        self, differences: Sequence[str], *, what: str = "built for another machine", hint: str | None = None
+    ) -> None:
+        super().__init__(f"{what}: {'; '.join(differences)}", hint=hint)
         self.differences = tuple(differences)
 
 

@@ -18,6 +18,8 @@ from cachepipe import streams
 from cachepipe.errors import IntegrityError, UsageError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
+NOT_HELD = "the restored cache does not hold this object"
+"""Words by which a builder finds, in torch's quotation of a compiler's output, that our stub refused."""
 
 _ALLOWED_PREFIXES = ("TORCH", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "ATEN_", "OMP_", "MKL_")
 """What an artifact may set: never PATH, LD_PRELOAD, PYTHONPATH and their kind."""
@@ -74,7 +76,7 @@ def write_compiler_stub(folder: str, texts: Mapping[str, str]) -> None:
         texts: `--version` → stdout, `-v` → stderr.
     """
     version, verbose = texts.get("--version", ""), texts.get("-v", "")
-    refusal = "cachepipe: there is no C++ compiler in this image, and the restored cache does not hold this object: "
+    refusal = f"cachepipe: there is no C++ compiler in this image, and {NOT_HELD}: "
     if os.access("/bin/sh", os.X_OK):
         script = (
             "#!/bin/sh\n"

@@ -100,12 +100,18 @@ def builder_fingerprint(device: str, has_native_code: bool, host: Host | None = 
     whole = machine_fingerprint([device], host, has_compiler_part=has_native_code)
     parts = tuple(part for part in whole.parts if part.name in names)
     problems = [
-        f"{name}: cannot be read on this machine" for name in RULES if name in names and whole.get(name) is None
+        "compiler: no C++ compiler on PATH" if name == "compiler" else f"{name}: cannot be read"
+        for name in RULES
+        if name in names and whole.get(name) is None
     ]
     problems += [f"{part.name}: cannot be read without NVML" for part in parts if part.value == UNKNOWN]
     problems += [f"{part.name}: several visible models: {part.value}" for part in parts if SEVERAL in part.value]
     if problems:
-        raise FingerprintMismatchError(problems)
+        raise FingerprintMismatchError(
+            problems,
+            what="nothing can be built on this machine",
+            hint="mend what the lines name (on Debian: `apt-get install g++`), or build on another machine",
+        )
     return Fingerprint(parts)
 
 

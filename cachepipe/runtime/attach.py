@@ -36,6 +36,8 @@ class LateCompile:
     sizes: dict[str, Any]
     """Input → size."""
     seconds: float
+    settings: tuple[str, ...] = ()
+    """Ambient settings that are not those of the first compile, in words: each makes torch trace again."""
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Attached:
     late: list[LateCompile] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     """Ambient torch settings at the first compile."""
+    changed: tuple[str, ...] = ()
+    """As `LateCompile.settings`, of the compile in progress."""
     is_ready: bool = False
     is_tried: bool = False
     """The attempt marks were made."""
@@ -180,10 +184,15 @@ def _on_compile_start(args: Any) -> None:
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
     _begin_attempts(attached)
-    if not attached.settings:
+    if attached.is_ready or not attached.settings:
         from cachepipe.adapters.torch_settings import ambient_settings
 
-        attached.settings = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
+        here = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
+        attached.settings = attached.settings or here
+        first = attached.settings
+        attached.changed = tuple(
+            f"{name}: {first.get(name)} to {here[name]}" for name in here if first.get(name) != here[name]
+        )
     if attached.is_ready:
         attached.recorder.start()
 
@@ -199,7 +208,7 @@ def _on_compile_end(args: Any) -> None:
         return
     attached.recorder.stop()
     log = attached.recorder.logs.get("-")
-    late = LateCompile(str(args.compile_id), dict(log.sizes) if log else {}, time.monotonic() - begin)
+    late = LateCompile(str(args.compile_id), dict(log.sizes) if log else {}, time.monotonic() - begin, attached.changed)
     if len(attached.late) < 1000:
         attached.late.append(late)
     sizes = " ".join(f"{name}:{'x'.join(map(str, size))}" for name, size in late.sizes.items())
@@ -209,6 +218,7 @@ def _on_compile_end(args: Any) -> None:
         graph=late.graph,
         inputs=sizes,
         seconds=round(late.seconds, 2),
+        **({"settings": "; ".join(late.settings)} if late.settings else {}),
     )
 
 

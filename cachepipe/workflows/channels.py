@@ -18,7 +18,7 @@ from cachepipe.domain.index import Index, IndexRow, advance, with_row
 from cachepipe.domain.layout import check_name
 from cachepipe.domain.lock import Lock, lock_bytes, lock_of
 from cachepipe.errors import MissError, TrustError, UnsafePathError, UsageError
-from cachepipe.workflows.fetch import newest, read_channel, read_index_version, resolve_rows
+from cachepipe.workflows.fetch import newest, nothing_published, read_channel, read_index_version, resolve_rows
 from cachepipe.workflows.publish import claim_format, commit_index, commit_rows, pinned, require_present
 
 
@@ -45,7 +45,7 @@ def promote(store: Store, name: str, source: str, target: str, ref: str | None, 
     origin = _current(store, name, source) if ref is None or newest(store, name, source) else None
     rows = resolve_rows(store, ref) if ref is not None else origin.rows if origin else ()
     if not rows:
-        raise MissError(f"nothing is published: {name}@{source} in {store.url}")
+        raise nothing_published(store, f"{name}@{source}")
     if origin is not None:
         _refuse_revoked(rows, origin)
 
@@ -145,7 +145,7 @@ def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime)
     rows = tuple(row for row in index.rows if row.statement not in index.revoked)
     roots = {require_present(store, row, name).statement.root for row in rows}
     if not rows:
-        raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
+        raise nothing_published(store, f"{name}@{channel}")
     # the root lets a restore see without the store that the artifact is there; targets may differ in it
     lock = lock_of(dataclasses.replace(index, rows=rows), roots.pop() if len(roots) == 1 else "")
     # A rename would put the file in the place of a link or, by root, of a device such as /dev/stdout.
@@ -170,7 +170,7 @@ def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime)
 def _current(store: Store, name: str, channel: str) -> Index:
     found = newest(store, name, channel)
     if found is None:
-        raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
+        raise nothing_published(store, f"{name}@{channel}")
     return found.index
 
 

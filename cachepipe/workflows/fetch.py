@@ -89,6 +89,16 @@ def check_format(store: Store) -> bool:
     )
 
 
+def nothing_published(store: Store, what: str) -> MissError:
+    """Returns the error for an absent channel or version; it tells an empty store, such as a folder where nothing is mounted."""
+    if check_format(store):
+        return MissError(f"nothing is published: {what} in {store.url}")
+    return MissError(
+        f"nothing is published: {what}: there is no store at {store.url}",
+        hint="look whether the address is right and mounted; the first `cachepipe build` makes the store",
+    )
+
+
 def read_channel(store: Store, name: str, channel: str, now: datetime) -> Channel:
     """Returns the newest index of a channel, whatever its hint says, in at most `LIMITS.probes` probes.
 
@@ -99,7 +109,7 @@ def read_channel(store: Store, name: str, channel: str, now: datetime) -> Channe
     """
     found = newest(store, name, channel)
     if found is None:
-        raise MissError(f"nothing is published: {name}@{channel} in {store.url}")
+        raise nothing_published(store, f"{name}@{channel}")
     _check_expiry(found.index, now)
     return found
 
@@ -157,7 +167,8 @@ def _check_expiry(index: Index, now: datetime) -> None:
     if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
         raise TrustError(
             f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
-            hint="run `cachepipe renew`; if it is renewed regularly, someone hides newer versions or the clock is wrong",
+            hint="publish it again: `cachepipe promote` or `cachepipe build`; if that is done at least every fortnight, "
+            "someone hides newer versions or the clock is wrong",
         )
 
 
@@ -183,7 +194,7 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     check_format(store)
     found = _read_version(store, name, channel, version)
     if found is None:
-        raise MissError(f"nothing is published: {name}@{channel}:{version} in {store.url}")
+        raise nothing_published(store, f"{name}@{channel}:{version}")
     if now is not None:
         _check_expiry(found.index, now)
     return found
@@ -268,7 +279,7 @@ def resolve_rows(store: Store, ref: str) -> tuple[IndexRow, ...]:
             return read_index_version(store, name, channel, int(version), None).index.rows
         found = newest(store, name, channel)
         if found is None:
-            raise MissError(f"nothing is published: {ref} in {store.url}")
+            raise nothing_published(store, ref)
         return found.index.rows
     if is_ulid(ref):
         return (_row(_existing(store, ref)),)
@@ -290,7 +301,7 @@ def resolve_ref(store: Store, ref: str) -> Artifact:
     """
     rows = resolve_rows(store, ref)
     if not rows:
-        raise MissError(f"nothing is published: {ref} in {store.url}")
+        raise nothing_published(store, ref)
     if len(rows) > 1:
         names = ", ".join(f"{row.artifact} ({row.device})" for row in rows)
         raise UsageError(f"{ref} has several targets: {names}", hint="name one by its artifact id")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.children import Command, compile_workers, last_lines, run_child, worker_environment
+from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import require_room
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.workdir import BuildRoot, EntryDir, WorkDir, write_json
@@ -31,6 +32,12 @@ BUCKET_LIMIT_S = 1800.0
 """Max-autotune of a large model takes minutes per shape bucket; half an hour means that it hangs."""
 MIN_CALLS = 3
 """cudagraphs record at the second call and replay at the third."""
+QUOTED_CHARS = 500
+"""Of each line of torch's error: a compiler's command line alone has thousands."""
+AGAIN_HINT = (
+    "look whether the model's trace depends on time, random numbers, the environment or the order of calls; "
+    "else build again with `--fresh`; "
+)
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ def run_job(
             if evidence is None:  # on a full disk neither result nor log can be written
                 require_room(shop.work.path)
                 require_room(shop.root.path.parent)
-            reason = _failure(evidence, status, log)
+            reason = failure(evidence, status, log)
             if evidence is None or reason:
-                hint = f"the whole log is {log}"
+                hint = f"{AGAIN_HINT if evidence and NOT_HELD in evidence.error else ''}the whole log is {log}"
                 raise BuildError(spec.id, name, reason, shape_bucket=follower.shape_bucket, hint=hint)
     except DeadlineError as error:
         raise BuildError(spec.id, name, f"{error}{last_lines(log)}", shape_bucket=follower.shape_bucket) from error
@@ -128,13 +135,24 @@ def run_job(
     return evidence
 
 
-def _failure(evidence: EntryEvidence | None, status: int, log: Path) -> str:
+def failure(evidence: EntryEvidence | None, status: int, log: Path) -> str:
     """Returns why a worker's evidence cannot be used; empty: it can."""
     if evidence is None:
         return f"{_ended(status)}{last_lines(log)}"
     if not evidence.error:
         return ""
-    return evidence.error + "".join(f"\n    {line}" for line in evidence.traceback.rstrip().splitlines()[-6:])
+    if NOT_HELD in evidence.error:
+        return _compiled_again(evidence)
+    where = evidence.traceback.rpartition(evidence.error.partition("\n")[0])[0]  # the error's own words come last
+    lines = [*evidence.error.rstrip().splitlines(), *(f"    {line}" for line in where.rstrip().splitlines()[-6:])]
+    return "\n".join(line[:QUOTED_CHARS] for line in lines)
+
+
+def _compiled_again(evidence: EntryEvidence) -> str:
+    """Returns which lookups missed: the compiler's command line, which torch quotes, tells nobody why it was needed."""
+    missed = [lookup for lookup in evidence.lookups if lookup.outcome == "miss" and lookup.layer != "native"]
+    which = ", ".join(dict.fromkeys(f"{lookup.layer} of graph {lookup.graph} ({lookup.reason})" for lookup in missed))
+    return f"torch compiles again, since the artifact does not hold what this call looks up: {which or 'native code'}"
 
 
 def _ended(status: int) -> str:

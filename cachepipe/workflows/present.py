@@ -46,7 +46,8 @@ def read_locks(options: Options) -> tuple[Lock, ...]:
             with open(path, "rb") as file:
                 data = file.read(LIMITS.index_bytes + 1)
         except OSError as error:
-            raise UsageError(f"lock file `{path}` cannot be read ({error.strerror})") from error
+            hint = "write it with `cachepipe lock`, or mount the folder that has it"
+            raise UsageError(f"lock file `{path}` cannot be read ({error.strerror})", hint=hint) from error
         lock = read_lock(data)
         if options.names and lock.name not in options.names:
             raise UsageError(f"lock file `{path}` is for `{lock.name}`, not for `{', '.join(options.names)}`")

@@ -128,7 +128,8 @@ def _is_on(text: str) -> bool:
 
 def _give(given: dict[str, Any], field: str, what: str, value: Any) -> None:
     if field in given:
-        raise UsageError(f"`{what}` is given twice: `{given[field]}` and `{value}`")
+        hint = "put `--` before the service's command" if field == "store" else "give it once"
+        raise UsageError(f"`{what}` is given twice: `{given[field]}` and `{value}`", hint=hint)
     given[field] = value
 
 
@@ -171,5 +172,5 @@ def _converted(option: Option, value: str, what: str) -> str | float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 86_400:
-        raise UsageError(f"`{what}` is not a number of seconds in 0 … 86400: `{value[:40]}`")
+        raise UsageError(f"`{what}` is not a number of seconds above 0 and up to 86400: `{value[:40]}`")
     return seconds

@@ -154,6 +154,22 @@ def test_case_f4_a_late_compile_is_logged_with_its_shape(tmp_path: Path) -> None
     assert done.stdout.strip() == "1"
 
 
+def test_a_late_compile_names_the_setting_that_caused_it(tmp_path: Path) -> None:
+    body = """
+serve()
+cachepipe.ready()
+model(torch.ones(4, 8))
+print(cachepipe.report()["late_compiles"][0]["settings"])
+with torch.inference_mode():
+    model(torch.ones(5, 8))
+"""
+    done = run(tmp_path, body)
+    changed, unchanged = [line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile")]
+    assert 'settings="grad mode: inference_mode to grad"' in changed
+    assert "settings" not in unchanged
+    assert "grad mode: inference_mode to grad" in done.stdout
+
+
 def test_after_ready_no_frame_of_ours_runs_on_a_warm_call(tmp_path: Path) -> None:
     body = """
 serve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def commands() -> list[tuple[str, click.Command]]:
     context = click.Context(cli, info_name="cachepipe")
     found = [(name, cli.get_command(context, name)) for name in VERBS]
     return [(name, command) for name, command in found if command is not None]
+
+
+def test_no_text_names_a_command_that_does_not_exist() -> None:
+    package = Path(errors.__file__).parent
+    readme = package.parent / "README.md"
+    named = {
+        (path.name, word)
+        for path in (*package.rglob("*.py"), *([readme] if readme.exists() else ()))
+        for word in re.findall(r"`cachepipe ([a-z]+)", path.read_text(encoding="utf-8"))
+    }
+    assert named and {pair for pair in named if pair[1] not in VERBS} == set()
 
 
 def test_help_lists_every_verb_without_importing_one() -> None:

@@ -89,7 +89,7 @@ def overwrite(store: LocalStore, key: str, data: bytes) -> None:
 
 
 def test_nothing_published_is_a_miss_that_names_the_store(store: CountingStore) -> None:
-    with pytest.raises(MissError, match="demo@stable in file://"):
+    with pytest.raises(MissError, match="demo@stable: there is no store at file://"):
         read_channel(store, "demo", "stable", NOW)
 
 
@@ -141,6 +141,16 @@ def test_an_expired_index_is_refused_after_the_tolerance(store: CountingStore) -
     read_channel(store, "demo", "stable", NOW + timedelta(days=14, seconds=300))
     with pytest.raises(TrustError, match="expired"):
         read_channel(store, "demo", "stable", NOW + timedelta(days=14, seconds=301))
+
+
+def test_a_miss_tells_an_absent_channel_from_an_absent_store(store: CountingStore, packed: PackedArtifact) -> None:
+    with pytest.raises(MissError, match="there is no store at") as absent:
+        read_channel(store, "demo", "stable", NOW)
+    assert "mounted" in absent.value.hint
+    publish(store, "demo", "candidate", packed, NOW)
+    with pytest.raises(MissError, match="nothing is published: demo@stable in") as unpromoted:
+        read_channel(store, "demo", "stable", NOW)
+    assert "promote" in unpromoted.value.hint
 
 
 def test_an_expired_index_can_be_renewed_and_its_history_read(store: CountingStore, packed: PackedArtifact) -> None:

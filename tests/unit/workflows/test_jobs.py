@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import MIN_FREE_BYTES
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir
-from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.evidence import EntryEvidence, Lookup, Work
 from cachepipe.errors import BuildError, NoRoomError
-from cachepipe.workflows.jobs import Shop, run_job
+from cachepipe.workflows.jobs import Shop, failure, run_job
 from tests.support.artifacts import entry_spec
 
 
@@ -45,3 +46,27 @@ def test_a_worker_that_dies_on_a_full_disk_is_no_riddle(tmp_path: Path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=MIN_FREE_BYTES - 1))
     with pytest.raises(NoRoomError, match="bytes are free"):
         run(tmp_path, "false")
+
+
+def evidence(error: str, traceback: str, *lookups: Lookup) -> EntryEvidence:
+    return EntryEvidence(
+        *("mlp/float32/default", "prove", "2.13.0", (), lookups, Work(), (), 0.0, 0.0, 0.0, {}),
+        error=error,
+        traceback=traceback,
+    )
+
+
+def test_a_refused_compiler_is_told_by_the_lookups_that_missed_not_by_its_command_line(tmp_path: Path) -> None:
+    missed = Lookup("batch=8", "0/1", "aotautograd", "miss", "a1", "full_miss")
+    error = f"CppCompileError: C++ compile error\n{NOT_HELD}: g++ {'-O3 ' * 900}"
+    words = failure(evidence(error, error, missed, Lookup("", "", "native", "miss", "c1")), 1, tmp_path / "log")
+    assert "aotautograd of graph 0/1 (full_miss)" in words
+    assert "g++" not in words and "\n" not in words
+
+
+def test_an_error_is_quoted_once_with_the_last_frames_before_it(tmp_path: Path) -> None:
+    error = "ValueError: a\nb"
+    words = failure(evidence(error, f'Traceback:\n  File "m.py", line 3, in forward\n{error}\n'), 1, tmp_path / "log")
+    assert words.count("ValueError") == 1 and words.startswith(error)
+    assert 'File "m.py", line 3' in words
+    assert max(map(len, failure(evidence("x" * 4000, ""), 1, tmp_path / "log").splitlines())) == 500

@@ -80,6 +80,12 @@ def test_what_cannot_be_meant_is_named(words: list[str], message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_a_command_without_its_dashes_is_guessed() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(["file:///store", "--name", "a", "python", "serve.py"], {})
+    assert "`--`" in caught.value.hint
+
+
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(UsageError, match="`CACHEPIPE_DEADLINE` is not a number"):
         parse([], {"CACHEPIPE_DEADLINE": "1m"})
