@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,6 +132,24 @@ def mode_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(mode), **options}
+
+
+def can_compile(root: str = "") -> bool:
+    """Tells whether torch.compile can build anything in this process: for a GPU, or with a C++ compiler on PATH.
+
+    Args:
+        root: the restored folder; the stand-in below it answers a compiler's version and compiles nothing.
+    """
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    is_real = compiler is not None and not (root and compiler.startswith(os.path.join(root, ".cachepipe", "")))
+    return torch.cuda.is_available() or is_real
+
+
+def compile_failure() -> type[Exception]:
+    """Returns what a call of a compiled model raises when its backend could not compile; nothing has run then."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> None:

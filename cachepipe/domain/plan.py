@@ -33,6 +33,8 @@ _PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Named part → the fields of the spec that it covers."""
+CALLING_FORMAT = "1"
+"""Raised when `runtime/calling.py` or `runtime/inputs.py` comes to compile or call in another way: what was built before is built anew."""
 UNKEYED = ("model", "rtol", "atol")
 """Fields of the spec that cannot change the compiled result."""
 
@@ -64,6 +66,7 @@ def entry_key(
     """
     tree = to_json(spec)
     texts = {name: canonical_bytes({field: tree[field] for field in fields}) for name, fields in _PARTS.items()}
+    texts["calling"] = CALLING_FORMAT.encode()
     texts |= {f"source:{path}": digest.encode() for path, digest in sources.items()}
     texts |= {f"dist:{name}": version.encode() for name, version in versions.items()}
     parts = {name: digest_parts({name: text}) for name, text in sorted(texts.items())}

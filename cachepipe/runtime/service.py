@@ -7,7 +7,8 @@
     cachepipe.ready()
 
 Without a restored artifact (a cold start) the same lines work: the model is compiled by torch.compile with its
-defaults, and there is nothing to warm up. A cache may be missing, it may not be a reason to stay down.
+defaults, and there is nothing to warm up. In an image without a compiler, what the artifact lacks runs eager. A cache may
+be missing, it may not be a reason to stay down.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.statement import EntryRecord, Statement, read_statement
 from cachepipe.errors import CachepipeError, UsageError
 from cachepipe.runtime import attach as attaching
-from cachepipe.runtime.calling import call, calling_context, compile_model, prepare
+from cachepipe.runtime.calling import call, called, calling_context, compile_model, prepare
 from cachepipe.runtime.inputs import example_inputs
 
 WARMUP_CALLS = {"cpu": 1, "cuda": 3}
@@ -48,14 +49,25 @@ class Entry:
         """Returns the compiled model, prepared and compiled as the builder did; a module is changed in place.
 
         Device, dtype, train or eval mode, `requires_grad` and memory format become those of the manifest: all of them are part
-        of torch's keys. On a cold start: `torch.compile(model)`, nothing else changed.
+        of torch's keys. On a cold start: `torch.compile(model)`, nothing else changed; where nothing can be compiled (no GPU, and
+        no C++ compiler in the image) the model as it is, and one line on stderr: a slow answer is better than none.
         """
-        if self.spec is None:
-            import torch
+        from cachepipe.adapters.torch_settings import can_compile
 
-            compiled: Callable[..., Any] = torch.compile(model)
-            return compiled
-        return compile_model(self.spec, prepare(self.spec, model))
+        is_able = can_compile(os.environ.get("CACHEPIPE_ROOT", ""))
+        if self.spec is not None:
+            prepared = prepare(self.spec, model)
+            compiled = compile_model(self.spec, prepared)
+            return compiled if is_able else or_eager(compiled, called(self.spec, prepared), self.name)
+        if not is_able:
+            attaching.say(
+                "compile", entry=self.name, outcome="eager", reason="no artifact, and no C++ compiler on PATH"
+            )
+            return model  # type: ignore[no-any-return]
+        import torch
+
+        compiled_cold: Callable[..., Any] = torch.compile(model)
+        return compiled_cold
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -106,6 +118,30 @@ class Entry:
     def covered(self, **dims: int) -> bool:
         """Tells whether a call with these sizes finds its graphs in the artifact; False on a cold start."""
         return self.spec is not None and is_covered(self.spec, dims)
+
+
+def or_eager(compiled: Callable[..., Any], eager: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns `compiled`, which answers by `eager` where its backend cannot compile; the first time with a line on stderr.
+
+    For images without a compiler only: the wrapper costs one Python frame a call.
+    """
+    from cachepipe.adapters.torch_settings import compile_failure
+
+    failure = compile_failure()
+    has_spoken = False
+
+    def call_either(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_spoken
+        try:
+            return compiled(*args, **kwargs)
+        except failure:
+            if not has_spoken:
+                has_spoken = True
+                reason = "not in the artifact, and there is no C++ compiler on PATH"
+                attaching.say("compile", entry=name, outcome="eager", reason=reason)
+            return eager(*args, **kwargs)
+
+    return call_either
 
 
 def entry(name: str, *, dtype: str | None = None, mode: str | None = None) -> Entry:

@@ -290,9 +290,7 @@ def test_no_compiler_is_no_part_and_no_error(tmp_path: Path) -> None:
     assert compiler_texts({"PATH": str(tmp_path)}) == {}
     host = Host(environ={"PATH": str(tmp_path)})
     assert machine_fingerprint(["cpu"], host).get("compiler") is None
-    with pytest.raises(
-        FingerprintMismatchError, match=r"nothing can be built .* compiler: no C\\+\\+ compiler on PATH"
-    ):
+    with pytest.raises(FingerprintMismatchError, match=r"nothing can be built .* compiler: no C\+\+ compiler on PATH"):
         builder_fingerprint("cpu", True, host)
 
 

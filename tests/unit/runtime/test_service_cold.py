@@ -1,0 +1,77 @@
+"""A cold start: the same lines work without an artifact, also in an image that cannot compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cachepipe
+from tests.support.jobs import MODELS
+
+
+def test_without_artifact_and_compiler_the_model_answers_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("CACHEPIPE_ROOT", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    entry = cachepipe.entry("absent")
+    with entry.context():
+        assert entry.compile(model) is model
+        assert entry.warmup(model) == 0.0
+        assert model(torch.ones(1, 2)).shape == (1, 2)
+    line = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("cachepipe compile"))
+    assert "entry=absent outcome=eager" in line and "no C++ compiler" in line
+
+
+def test_without_artifact_but_with_a_compiler_the_model_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CACHEPIPE_ROOT", raising=False)
+    (tmp_path / "any-cxx").touch(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "any-cxx"))
+    model = torch.nn.Linear(2, 2)
+    assert cachepipe.entry("absent").compile(model) is not model
+
+
+UNBUILT = """
+import sys
+sys.path[:0] = {path!r}
+import torch
+import case_models
+from cachepipe.adapters.torch_settings import can_compile
+from cachepipe.runtime.service import or_eager
+
+assert not can_compile({root!r})
+model = case_models.small().eval().requires_grad_(False)
+either = or_eager(torch.compile(model, dynamic=False, fullgraph=True), model, "small")
+with torch.inference_mode():
+    for batch in (2, 3):
+        x = torch.ones(batch, 8)
+        assert torch.equal(either(x), model(x))
+"""
+
+
+def test_a_shape_that_nothing_can_compile_is_answered_eager_with_one_line(tmp_path: Path) -> None:
+    stand_in = tmp_path / "root" / ".cachepipe" / "bin"
+    stand_in.mkdir(parents=True)
+    (stand_in / "g++").write_text("#!/bin/sh\nexit 1\n")
+    (stand_in / "g++").chmod(0o755)
+    code = UNBUILT.format(path=[str(MODELS), *sys.path], root=str(tmp_path / "root"))
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PATH": str(stand_in),
+        "HOME": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, check=False, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cachepipe compile entry=small outcome=eager") == 1
