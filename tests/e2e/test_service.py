@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -70,7 +71,7 @@ def report(service: RunningService) -> dict[str, Any]:
 def test_case_d1_a_user_without_a_passwd_entry_gets_full_hits(service: RunningService) -> None:
     found = report(service)
     assert found["attached"]
-    assert found["misses"] == found["bypasses"] == 0, found
+    assert found["misses"] == found["bypasses"] == 0, json.dumps(found, indent=1)
     assert found["hits"] > 0
     assert {name: found[name] for name in WORK} == dict.fromkeys(WORK, 0)
 
