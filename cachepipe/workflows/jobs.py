@@ -106,14 +106,13 @@ def run_job(
     path = entry.path / f"{name}.job"
     write_json(path, to_json(job))
     worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
-    count = len(spec.shape_buckets)
-    limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * count
+    limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * len(spec.shape_buckets)
     command = Command([*before, *worker], env, shop.work.home, limit_s, log, Path(job.result))
     # 2
     follower = _Follower()
-    estimates = shop.work.estimates()
+    estimate_s = shop.work.estimates().get(f"{spec.id} {name}", 0.0)
     try:
-        with shop.progress.step(spec.id, name, count, estimates.get(f"{spec.id} {name}", 0.0)) as step:
+        with shop.progress.step(spec.id, name, len(spec.shape_buckets), estimate_s) as step:
 
             def on_line(text: str) -> None:
                 follower.line(text)
