@@ -17,7 +17,10 @@ import torch
 from cachepipe.domain.record import Json
 from cachepipe.errors import UsageError
 
-KEY_VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "LOG_TLPARSE", "CXX", "CC")
+KEY_VARIABLES = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "LOG_TLPARSE", "CXX", "CC"),
+    *("AOT_PARTITIONER_DEBUG", "FAKE_ALLOW_META", "PARTITIONER_MEMORY_BUDGET_"),
+)
 """Prefixes of environment variables that can enter torch's keys."""
 
 

@@ -1,7 +1,7 @@
 """The environment variables that builder and service set alike.
 
-Source: torch/_inductor/config.py and runtime/cache_dir_utils.py, triton/knobs.py; read in torch 2.11.0 and 2.13.0,
-triton 3.6.0.
+Source: torch/_inductor/config.py and runtime/cache_dir_utils.py, torch/_functorch/config.py, triton/knobs.py; read in
+torch 2.11.0 and 2.13.0, triton 3.6.0.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from cachepipe.domain.record import Json
 KEYED: Mapping[str, Json] = {
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    "TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING": "0",
 }
-"""Part of torch's keys: no dry compile to probe the vector ISA, no precompiled headers (they lie outside the cache)."""
+"""Part of torch's keys: no dry compile to probe the vector ISA, no precompiled headers (they lie outside the cache), and
+the last because its default follows whether `CI` is set: what is built in CI would miss everywhere else."""
 
 
 def cache_variables(root: str) -> dict[str, str]:

@@ -99,6 +99,14 @@ def test_an_exception_of_the_factory_becomes_evidence(tmp_path: Path) -> None:
     assert "case_models.py" in evidence.traceback
 
 
+def test_case_a14_what_was_built_in_ci_is_found_outside_and_the_other_way_round(tmp_path: Path) -> None:
+    spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}))
+    assert run_job(spec, tmp_path, variables={"CI": "true"}).error == ""
+    outside = run_job(spec, tmp_path, "verify")
+    inside = run_job(spec, tmp_path, "prove", variables={"CI": "true"})
+    assert hit_rate(outside) == hit_rate(inside) == 1.0
+
+
 def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_path: Path) -> None:
     spec = spec_of("small")
     cold = run_job(spec, tmp_path, record_components=False)
