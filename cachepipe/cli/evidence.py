@@ -80,9 +80,10 @@ def _refusal(summaries: tuple[VerifySummary, ...]) -> VerificationError | None:
     return None
 
 
-VERIFY_COLUMNS = (
-    *("entry", "shape bucket", ">graphs", ">cold s", ">restored s", ">eager s", ">cold ÷ restored"),
-    *(">trace s", ">lookup s", ">load s", ">compile s", ">run s", "hits", "work"),
+VERIFY_COLUMNS = ("entry", "shape bucket", ">graphs", "hits", "work", ">cold ÷ restored")
+PHASE_COLUMNS = (
+    *("entry", "shape bucket", "first call", ">seconds"),
+    *(">trace", ">lookup", ">load", ">compile", ">run"),
 )
 
 
@@ -92,16 +93,26 @@ def _print_summary(summary: VerifySummary) -> None:
             row.entry,
             row.shape_bucket,
             row.graphs,
-            *(row.cold_s, row.restored_s, row.eager_s),
-            f"{row.cold_s / row.restored_s:.1f} ×" if row.restored_s else None,
-            *(row.phases.trace_s, row.phases.lookup_s, row.phases.load_s, row.phases.compile_s, row.phases.run_s),
             reports.hits_text(row.hits),
             reports.work_text(row.work),
+            f"{row.cold_s / row.restored_s:.1f} ×" if row.restored_s else None,
         )
         for row in summary.shape_buckets
     ]
+    seconds = [
+        (
+            row.entry,
+            row.shape_bucket,
+            start,
+            {"cold": row.cold_s, "restored": row.restored_s, "eager": row.eager_s}[start],
+            *(phases.trace_s, phases.lookup_s, phases.load_s, phases.compile_s, phases.run_s),
+        )
+        for row in summary.shape_buckets
+        for start, phases in row.phases.items()
+    ]
     title = f"{summary.release} for {summary.device}: artifact {summary.artifact}, {summary.status}"
     print_table(title, VERIFY_COLUMNS, rows)
+    print_table("first calls in seconds, by where the time went", PHASE_COLUMNS, seconds)
     if summary.checked_files:
         click.echo(f"{summary.checked_files} files compared by SHA-256")
     print_lines(summary.explanations)

@@ -14,10 +14,11 @@ Source: in-toto attestation framework, Statement v1 (spec/v1/statement.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cachepipe.domain.artifact import Blob, is_digest
 from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.evidence import Phases
 from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
@@ -44,6 +45,8 @@ class BucketFacts:
     max_abs_diff: float
     """Largest absolute difference of outputs (and gradients) to eager."""
     output_digest: str
+    cold_phases: Phases = field(default_factory=Phases)
+    """`cold_s` by where the time went."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,9 @@ def read_statement(payload: bytes, limits: Limits = LIMITS) -> Statement:
     tree = parse_json(payload, "statement", limits.statement_bytes)
     if not isinstance(tree, dict) or set(tree) != {"_type", "predicateType", "subject", "predicate"}:
         raise IntegrityError("statement", "not an in-toto statement")
-    for field, wanted in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
-        if tree[field] != wanted:
-            raise IntegrityError("statement", f"foreign {field}", wanted=wanted, found=str(tree[field])[:128])
+    for name, wanted in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
+        if tree[name] != wanted:
+            raise IntegrityError("statement", f"foreign {name}", wanted=wanted, found=str(tree[name])[:128])
     predicate = tree["predicate"]
     found = predicate.get("format") if isinstance(predicate, dict) else None
     if type(found) is not int or found != FORMAT:

@@ -52,10 +52,11 @@ def new_piece(planned: PlannedEntry, entry: EntryDir, done: EntryWork) -> Piece:
     """Returns the piece of an entry that was built here; what the proof measures is still zero."""
     spec = planned.spec
     cold, eager = _first_calls(done.tune), _first_calls(done.eager)
+    phases = {bucket_label(bucket.shape_bucket): bucket.phases for bucket in done.tune.shape_buckets}
     graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in done.trim.shape_buckets}
     labels = [bucket_label(shape_bucket) for shape_bucket in spec.shape_buckets]
     facts = tuple(
-        BucketFacts(shape_bucket, graphs[label], cold[label], 0.0, eager[label], 0.0, "")
+        BucketFacts(shape_bucket, graphs[label], cold[label], 0.0, eager[label], 0.0, "", phases[label])
         for label, shape_bucket in zip(labels, spec.shape_buckets, strict=True)
     )
     evidences = [done.tune, *([done.settle] if done.settle else []), done.trim, done.eager]

@@ -3,23 +3,20 @@
 1 expand the manifest into entries
 2 digest each model's sources; look up the versions of what they import
 3 give every entry its key
-4 (with a store) say which keys an earlier artifact already holds
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachepipe.adapters.manifest_file import manifest_error
 from cachepipe.adapters.sources import Sources, absolute, distribution_versions, is_folder, model_sources
 from cachepipe.domain.entry import EntrySpec
-from cachepipe.domain.fingerprint import Fingerprint, differences
 from cachepipe.domain.manifest import CommandModel, FactoryModel, Manifest
 from cachepipe.domain.manifest_rules import Problem
 from cachepipe.domain.plan import entry_key, expand
-from cachepipe.domain.statement import Statement
 from cachepipe.errors import UsageError
 
 
@@ -82,27 +79,6 @@ def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:
         sources, versions = found[spec.model]
         entries.append(PlannedEntry(spec, *entry_key(spec, sources.digests, versions)))
     return Plan(manifest.name, manifest.root, device, tuple(entries), python_path)
-
-
-def carried(
-    plan: Plan, statements: Mapping[str, Statement], machine: Fingerprint, revoked: Collection[str] = ()
-) -> dict[str, str]:
-    """Returns the entry keys of the plan that an earlier artifact holds for this machine and path → its digest.
-
-    Args:
-        plan: what is to be built.
-        statements: statement digest → statement, verified, oldest first; the newest wins.
-        machine: this machine's parts.
-        revoked: statement digests of the channel's revocations.
-    """
-    wanted = {entry.key for entry in plan.entries}
-    held: dict[str, str] = {}
-    for digest, statement in statements.items():
-        is_same_place = (statement.root, statement.device) == (plan.root, plan.device)
-        if digest in revoked or not is_same_place or differences(Fingerprint(statement.fingerprint), machine):
-            continue
-        held |= {entry.key: digest for entry in statement.entries if entry.key in wanted}
-    return held
 
 
 def _references(model: FactoryModel) -> dict[str, str]:

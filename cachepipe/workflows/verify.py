@@ -78,7 +78,8 @@ class VerifiedBucket:
     cold_s: float
     restored_s: float
     eager_s: float
-    phases: Phases
+    phases: Mapping[str, Phases]
+    """`cold`, `restored` and `eager` → their first call by where the time went."""
     max_abs_diff: float | None
 
 
@@ -271,7 +272,11 @@ def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
             cold_s=facts[label].cold_s,
             restored_s=bucket.first_call_s,
             eager_s=facts[label].eager_s,
-            phases=bucket.phases,
+            phases={
+                "cold": facts[label].cold_phases,
+                "restored": bucket.phases,
+                "eager": Phases(run_s=facts[label].eager_s),
+            },
             max_abs_diff=bucket.max_abs_diff,
         )
         rows.append(row)

@@ -168,6 +168,10 @@ def test_case_a2_verify_passes_without_a_compiler_from_an_empty_folder(
     assert (found.artifact, found.checked_files) == (summary.artifact, summary.files)
     (row,) = found.shape_buckets
     assert row.hits["aotautograd"] == "1/1" and row.work.native_builds == 0 and row.restored_s < row.cold_s
+    for start, seconds in (("cold", row.cold_s), ("restored", row.restored_s), ("eager", row.eager_s)):
+        assert sum(dataclasses.asdict(row.phases[start]).values()) == pytest.approx(seconds, abs=0.01)
+    assert row.phases["cold"].compile_s > row.cold_s / 2  # empty folder: lowering and the C++ compiler
+    assert row.phases["restored"].compile_s < row.phases["cold"].compile_s / 5
     refuse_violations([found])
     (path,) = (project.root / "verified").iterdir()
     evidence = read_evidence(path)

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from cachepipe.adapters.manifest_file import load_manifest
-from cachepipe.domain.artifact import Blob
-from cachepipe.domain.fingerprint import Fingerprint, Part
-from cachepipe.domain.statement import EntryRecord, Statement
 from cachepipe.errors import ManifestError, UsageError
-from cachepipe.workflows.plan import Plan, carried, plan_release
+from cachepipe.workflows.plan import Plan, plan_release
 from tests.support.manifests import small_manifest, write_manifest, write_sources
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -110,46 +107,6 @@ def test_a_device_without_a_target_is_refused(folder: Path) -> None:
     path = write_manifest(folder, small_manifest())
     with pytest.raises(UsageError, match="no target for device `cuda`: declared: cpu"):
         plan_release(load_manifest(path), path, "cuda")
-
-
-def _statement(plan: Plan, key: str, **changes: Any) -> Statement:
-    blob = Blob(digest="0" * 64, size_bytes=1, raw_bytes=1)
-    record = EntryRecord(plan.entries[0].spec, key, {}, {}, (), 0, None, {})
-    values: dict[str, Any] = {
-        "format": 1,
-        "artifact": "01J",
-        "release": plan.name,
-        "root": plan.root,
-        "created_at": "2030-01-01T00:00:00Z",
-        "device": plan.device,
-        "fingerprint": (Part("torch", "2.13.0"),),
-        "entries": (record,),
-        "packs": (),
-        "table": blob,
-        "explain": blob,
-        "files": 1,
-        "unpacked_bytes": 1,
-        "tuned_bytes": 1,
-        "variables": {},
-        "compiler": {},
-        "gates": {},
-        "builder": {},
-        **changes,
-    }
-    return Statement(**values)
-
-
-def test_an_entry_is_carried_over_only_with_equal_key_place_device_and_machine(folder: Path) -> None:
-    plan = _plan(folder)
-    key = plan.entries[0].key
-    machine = Fingerprint((Part("torch", "2.13.0"),))
-    good = _statement(plan, key)
-    assert carried(plan, {"d1": good, "d2": good}, machine) == {key: "d2"}
-    assert carried(plan, {"d1": good, "d2": good}, machine, revoked=["d2"]) == {key: "d1"}
-    assert carried(plan, {"d1": _statement(plan, "another")}, machine) == {}
-    assert carried(plan, {"d1": _statement(plan, key, root="/elsewhere")}, machine) == {}
-    assert carried(plan, {"d1": _statement(plan, key, device="cuda")}, machine) == {}
-    assert carried(plan, {"d1": good}, Fingerprint((Part("torch", "2.11.0"),))) == {}
 
 
 def test_the_manifests_of_the_repository_can_be_planned() -> None:
