@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
 from cachepipe.errors import VerificationError
+
+_BREAK_PLACE = re.compile(r"^Graph break in user code at (.+)$", re.MULTILINE)
+_BREAK_WORDS = re.compile(r"^(?P<title>.+)\n +Explanation: (?P<why>.+)$", re.MULTILINE)
+_BREAK_HINT = re.compile(r"^ +Hint: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,20 @@ def refuse(violations: Sequence[str]) -> None:
     """
     if violations:
         raise VerificationError(violations)
+
+
+def break_in_words(reason: str) -> str:
+    """Returns a graph break in one line: place, what Dynamo could not trace, why, and its first hint.
+
+    Args:
+        reason: Dynamo's text, which goes on with tracebacks through torch's own code.
+
+    Source: torch._dynamo.exc.format_graph_break_message and unimplemented, read in 2.13.0.
+    """
+    place = _BREAK_PLACE.search(reason)
+    what = _BREAK_WORDS.search(reason)
+    if place is None or what is None:
+        return next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
+    title = what["title"].removeprefix("Graph Break Reason: ")
+    hint = _BREAK_HINT.search(reason)
+    return f"{place[1]}: {title}: {what['why']}" + (f" ({hint[1]})" if hint else "")

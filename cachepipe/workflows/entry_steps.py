@@ -20,7 +20,7 @@ from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
-from cachepipe.domain.gates import evidence_problems, graph_breaks, kind_problems
+from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables
@@ -248,7 +248,7 @@ def _check_breaks(spec: EntrySpec, tune: EntryEvidence, limit: float) -> None:
         for bucket in tune.shape_buckets
         if bucket.graph_breaks
     ]
-    reasons = [f"{spec.id}: graph break: {reason}" for reason in dict.fromkeys(tune.graph_breaks)]
+    reasons = [f"{spec.id}: graph break: {text}" for text in dict.fromkeys(map(break_in_words, tune.graph_breaks))]
     raise VerificationError(
         [f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons]
     )

@@ -259,8 +259,11 @@ def test_case_e1_a_model_that_never_compiles_is_named(tmp_path: Path) -> None:
 def test_graph_breaks_are_refused_by_the_gate_with_their_reason(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.declare(("broken", "breaking", "{}"))
-    with pytest.raises(VerificationError, match="broken/float32/default: max_graph_breaks: limit 0"):
+    with pytest.raises(VerificationError, match="broken/float32/default: max_graph_breaks: limit 0") as caught:
         project.build(publishes=False)
+    text = str(caught.value)
+    assert ".py:" in text and "Call to `torch._dynamo.graph_break()`" in text and "Traceback" not in text
+    assert len(text.splitlines()) <= 4
 
 
 def test_a_worker_that_dies_is_named_with_its_signal_and_last_words(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ import pytest
 
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Phases, Work
-from cachepipe.domain.gates import GateLimits, Reference, evidence_problems, judge, kind_problems, refuse
+from cachepipe.domain.gates import (
+    GateLimits,
+    Reference,
+    break_in_words,
+    evidence_problems,
+    judge,
+    kind_problems,
+    refuse,
+)
 from cachepipe.errors import VerificationError
 
 CONTEXT = Context("inference_mode", None, "highest", False)
@@ -136,3 +144,40 @@ def test_outputs_that_were_not_compared_do_not_pass() -> None:
 def test_a_limit_that_is_no_number_refuses(gate: str) -> None:
     limits = replace(GateLimits(), **{gate: float("nan")})
     assert any(gate in violation for violation in judge(limits, spec(), evidence(*GOOD), REFERENCES))
+
+
+DYNAMO_TEXT = """Graph break in user code at /srv/app/model.py:8
+Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
+
+Failed to trace builtin operator
+  Explanation: Dynamo does not know how to trace builtin operator `print`
+
+      with these arguments
+  Hint: Avoid calling builtin `print`.
+  Hint: Please report an issue.
+
+  Developer debug context: builtin print
+
+User code traceback:
+  File "/srv/app/model.py", line 8, in forward
+Traceback (most recent call last):
+torch._dynamo.exc.Unsupported: Failed to trace builtin operator
+  Explanation: Dynamo does not know how to trace builtin operator `print`
+"""
+
+
+def test_a_graph_break_is_one_line_with_place_reason_and_first_hint() -> None:
+    words = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
+    assert break_in_words(DYNAMO_TEXT) == f"/srv/app/model.py:8: {words} (Avoid calling builtin `print`.)"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Graph break in user code at /m.py:1\nGraph Break Reason: X\n  Explanation: Y", "/m.py:1: X: Y"),
+        ("\n a text that another torch writes \nmore", "a text that another torch writes"),
+        ("", "no reason given"),
+    ],
+)
+def test_a_graph_break_in_unknown_words_is_its_first_line(text: str, words: str) -> None:
+    assert break_in_words(text) == words
