@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from cachepipe import streams
+from cachepipe.domain.variables import TORCH
 from cachepipe.errors import IntegrityError, UsageError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -46,6 +47,36 @@ def check_variables(variables: Mapping[str, str]) -> None:
 def folder_variables(folder: str) -> dict[str, str]:
     """Returns the two variables that point torch and Triton at a folder."""
     return {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton/0"}
+
+
+def torch_folder(search_path: Sequence[str] | None = None) -> str:
+    """Returns the folder of the torch that an import here would find, without importing it; empty: there is none."""
+    for folder in sys.path if search_path is None else search_path:
+        found = os.path.join(folder, "torch")
+        if os.path.isfile(os.path.join(found, "version.py")):
+            return os.path.abspath(found)
+    return ""
+
+
+def resolved_variables(variables: Mapping[str, str], folder: str | None = None) -> dict[str, str]:
+    """Returns an artifact's variables for this machine: those that name a tool of torch get its path here.
+
+    A tool that this torch does not have is left out, as torch itself leaves it.
+
+    Args:
+        variables: of a statement.
+        folder: torch's; None: looked up if a variable asks for it.
+    """
+    resolved = {}
+    for name, value in variables.items():
+        if not value.startswith(TORCH):
+            resolved[name] = value
+            continue
+        folder = torch_folder() if folder is None else folder
+        path = folder + value.removeprefix(TORCH)
+        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
+            resolved[name] = path
+    return resolved
 
 
 def isa_variables(built: str, here: str) -> dict[str, str]:

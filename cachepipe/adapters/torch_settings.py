@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cachepipe.domain.record import Json
+from cachepipe.domain.variables import TORCH
 from cachepipe.errors import UsageError
 
 KEY_VARIABLES = (
@@ -42,7 +43,7 @@ def ambient_settings(device: str) -> dict[str, str]:
     }
     for name, value in sorted(os.environ.items()):
         if name.startswith(KEY_VARIABLES) and not name.endswith("_CACHE_DIR"):
-            settings[f"variable {name}"] = value[:256]
+            settings[f"variable {name}"] = value.replace(os.path.dirname(torch.__file__), TORCH)[:256]
     return settings
 
 

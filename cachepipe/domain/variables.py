@@ -19,10 +19,28 @@ KEYED: Mapping[str, Json] = {
 the last because its default follows whether `CI` is set: what is built in CI would miss everywhere else."""
 
 
+TORCH = "{torch}"
+"""Stands in a statement for the folder of the installed torch, which differs from machine to machine."""
+
+_TOOLS: Mapping[str, Mapping[str, str]] = {"cuda": {"TRITON_PTXAS_PATH": f"{TORCH}/bin/ptxas"}}
+"""Files of torch that Triton takes for its own. torch names its ptxas before it compiles a kernel but not before it loads one, and
+the version of ptxas is part of Triton's key: without this, what was compiled on a miss is never found on a hit.
+
+Source: torch/_inductor/async_compile.py and runtime/compile_tasks.py (`_set_triton_ptxas_path`) 2.11.0;
+triton/backends/nvidia/compiler.py (`get_ptxas_version`) 3.6.0.
+"""
+
+
+def pinned_variables(device: str) -> dict[str, str]:
+    """Returns what a statement tells services to set beside the cache folders; values may hold `TORCH`."""
+    return {**{name: str(value) for name, value in KEYED.items()}, **_TOOLS.get(device, {})}
+
+
 def cache_variables(root: str) -> dict[str, str]:
-    """Returns the variables that point torch and Triton at a cache folder.
+    """Returns the variables that point torch and Triton at a cache folder, with those of `KEYED`.
 
     TRITON_CACHE_DIR is set in builder and service alike, so that Triton's folder does not depend on the device index
     that torch appends.
     """
-    return {"TORCHINDUCTOR_CACHE_DIR": f"{root}/inductor", "TRITON_CACHE_DIR": f"{root}/triton/0", **KEYED}
+    keyed = {name: str(value) for name, value in KEYED.items()}
+    return {"TORCHINDUCTOR_CACHE_DIR": f"{root}/inductor", "TRITON_CACHE_DIR": f"{root}/triton/0", **keyed}

@@ -26,7 +26,7 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import Json, canonical_bytes, record_bytes, to_json
 from cachepipe.domain.statement import FORMAT, BucketFacts, EntryRecord, Statement, statement_bytes
 from cachepipe.domain.ulid import ulid
-from cachepipe.domain.variables import KEYED
+from cachepipe.domain.variables import pinned_variables
 from cachepipe.errors import BuildError, IntegrityError
 from cachepipe.workflows.entry_steps import EntryWork
 from cachepipe.workflows.plan import Plan, PlannedEntry
@@ -165,7 +165,7 @@ def draft_statement(
         files=len(packed.table.files),
         unpacked_bytes=packed.table.unpacked_bytes,
         tuned_bytes=sum(int(piece.record.tuning.get("tuned_bytes", 0)) for piece in pieces),
-        variables={name: str(value) for name, value in KEYED.items()},
+        variables=pinned_variables(plan.device),
         compiler=compiler_texts() if has_native_code else {},
         gates={},
         builder=builder,

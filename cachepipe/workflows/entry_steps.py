@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree, name_cubins_in_full
+from cachepipe.adapters.execute import resolved_variables
 from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
+from cachepipe.domain.job import Job
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
-from cachepipe.domain.variables import cache_variables
+from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError, VerificationError
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 
@@ -113,7 +115,7 @@ def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
         return done
     shop.root.clear()
     job = shop.job("tune", spec, entry.pending("tune"))
-    evidence = run_job(shop, job, "tune", entry, shop.environment(worker_count(), cache_variables(job.root)))
+    evidence = run_job(shop, job, "tune", entry, shop.environment(worker_count(), _variables(job)))
     _check(spec, "tune", evidence)
     return entry.finish("tune", shop.root)
 
@@ -145,7 +147,7 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
     shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
     job = shop.job("settle", spec, entry.pending(name))
     # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
-    evidence = run_job(shop, job, name, entry, shop.environment(1, cache_variables(job.root)))
+    evidence = run_job(shop, job, name, entry, shop.environment(1, _variables(job)))
     _check(spec, name, evidence)
     return entry.finish(name, shop.root)
 
@@ -161,7 +163,7 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
         record_components=True,
     )
     with OpenWatch(shop.root.path) as watch:
-        evidence = run_job(shop, job, "trim", entry, shop.environment(1, cache_variables(job.root)))
+        evidence = run_job(shop, job, "trim", entry, shop.environment(1, _variables(job)))
     _check(spec, "trim", evidence)
     opened = watch.opened()
     files = [file.path for file in list_tree(shop.root.path)]
@@ -199,7 +201,7 @@ def _stem(path: str) -> str:
 def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     shop.root.clear()
     job = shop.job("eager", spec, entry.pending("eager"))
-    run_job(shop, job, "eager", entry, shop.environment(1, cache_variables(job.root)))
+    run_job(shop, job, "eager", entry, shop.environment(1, _variables(job)))
     return entry.finish("eager")
 
 
@@ -220,6 +222,11 @@ def _kept(entry: EntryDir, step: str) -> EntryEvidence:
     evidence = entry.evidence(step)
     assert evidence is not None
     return evidence
+
+
+def _variables(job: Job) -> dict[str, str]:
+    """Returns what a restore would set for this job's folder."""
+    return {**resolved_variables(pinned_variables(job.spec.device)), **cache_variables(job.root)}
 
 
 def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cachepipe.adapters.execute import folder_variables, has_compiler, isa_variables
+from cachepipe.adapters.execute import folder_variables, has_compiler, isa_variables, resolved_variables
 from cachepipe.adapters.lease import Lease
 from cachepipe.domain import marker as marks
 from cachepipe.domain.marker import Marker
@@ -86,7 +86,7 @@ def outcome_of(
         lease.close()
         raise
     variables = {
-        **marker.variables,
+        **resolved_variables(marker.variables),
         **_isa(marker.cpu_isa),
         **folder_variables(folder),
         "CACHEPIPE_ROOT": folder,
