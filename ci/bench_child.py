@@ -1,4 +1,4 @@
-"""The process that `ci/bench` measures: calls every shape bucket once and prints its seconds as one JSON line."""
+"""The process that `ci/bench` and `ci/gpu` measure: calls every shape bucket once and prints its seconds as one JSON line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 def main(job_file: str) -> None:
@@ -35,6 +36,13 @@ def main(job_file: str) -> None:
         function = entry.compile(model)
     elif job["variant"] == "eager":
         function = called(spec, prepare(spec, model))
+    elif job["variant"] == "trace":  # what no cache can save: Dynamo's tracing, then the graph as it is
+        function = torch.compile(
+            called(spec, prepare(spec, model)),
+            backend=lambda graph, _: graph.forward,
+            fullgraph=spec.fullgraph,
+            dynamic=spec.dynamic,
+        )
     else:
         function = compile_model(spec, prepare(spec, model))
     prepared = time.monotonic()
@@ -46,6 +54,7 @@ def main(job_file: str) -> None:
             call(spec, function, args, kwargs)
             calls.append(time.monotonic() - started)
     end = time.monotonic()
+    work = work_done() if job["variant"].startswith("restored") else {}
     if job["save_bundle"]:
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
@@ -61,9 +70,20 @@ def main(job_file: str) -> None:
                 "import_to_last_s": end - begin,
                 "ready_s": end - job["started"],
                 "torch": torch.__version__,
+                "work": work,
             }
         )
     )
+
+
+def work_done() -> dict[str, Any]:
+    """Returns what the recorder counted in this restored process."""
+    import cachepipe
+
+    cachepipe.ready()
+    report = cachepipe.report()
+    names = ("hits", "misses", "bypasses", "benchmarks", "tuning_runs", "triton_compiles", "native_builds")
+    return {name: report.get(name) for name in names}
 
 
 if __name__ == "__main__":

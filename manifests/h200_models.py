@@ -16,19 +16,21 @@ def _place() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _sizes(layers: int, width: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": width // 64,
+        "intermediate_size": 4 * width,
+        "attn_implementation": "sdpa",
+    }
+
+
 def bert(layers: int = 12, width: int = 768) -> nn.Module:
     """Returns BERT-base (110 M), without pooler and without dropout."""
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=width // 64,
-        intermediate_size=4 * width,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )
+    config = BertConfig(**_sizes(layers, width), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     with _place():
         model: nn.Module = BertModel(config, add_pooling_layer=False)
     return model
@@ -38,15 +40,8 @@ def vit(layers: int = 12, width: int = 768) -> nn.Module:
     """Returns ViT-B/16 (86 M) for images of 224 × 224."""
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=width // 64,
-        intermediate_size=4 * width,
-        attn_implementation="sdpa",
-    )
     with _place():
-        model: nn.Module = ViTModel(config, add_pooling_layer=False)
+        model: nn.Module = ViTModel(ViTConfig(**_sizes(layers, width)), add_pooling_layer=False)
     return model
 
 
@@ -54,8 +49,9 @@ def resnet(depths: tuple[int, ...] = (3, 4, 6, 3)) -> nn.Module:
     """Returns ResNet-50 (26 M) with its classifier."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
+    sizes: dict[str, Any] = {"depths": list(depths), "num_labels": 1000}
     with _place():
-        model: nn.Module = ResNetForImageClassification(ResNetConfig(depths=list(depths), num_labels=1000))
+        model: nn.Module = ResNetForImageClassification(ResNetConfig(**sizes))
     return model
 
 
@@ -64,15 +60,11 @@ def llama(layers: int = 16, width: int = 2048, vocabulary: int = 128256) -> nn.M
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_attention_heads=width // 64,
+        **_sizes(layers, width),
         num_key_value_heads=width // 256,
         head_dim=64,
         vocab_size=vocabulary,
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
     )
     with _place():
         model: nn.Module = LlamaForCausalLM(config)

@@ -86,7 +86,7 @@ def run_child(command: Command, on_line: Callable[[str], None]) -> int:
             raise Interrupted("interrupted: the worker was ended") from None
         finally:
             os.close(hold_write)
-            _wait_for_end(process)
+            wait_for_end(process)
     return process.returncode
 
 
@@ -125,7 +125,8 @@ def _split(data: bytes, on_line: Callable[[str], None]) -> bytes:
     return rest if len(rest) < _LINE_BYTES else b""
 
 
-def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
+def wait_for_end(process: subprocess.Popen[bytes]) -> None:
+    """Waits until a guard is gone, at most as long as it may take; then it and all below it are killed."""
     try:
         process.wait(ENDING_S)
     except subprocess.TimeoutExpired:

@@ -50,7 +50,7 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> Gpus | None:
         environ: of the process that will use CUDA.
         nvml: the NVML binding; None: `pynvml`.
     """
-    nvml = nvml or _binding()
+    nvml = nvml or binding()
     if nvml is None:
         return None
     try:
@@ -68,7 +68,8 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> Gpus | None:
     return Gpus(driver, select_visible(environ.get("CUDA_VISIBLE_DEVICES"), boards, is_pci_order))
 
 
-def _binding() -> Any:
+def binding() -> Any:
+    """Returns the NVML binding; None: it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -109,7 +110,7 @@ def _named(token: str, boards: Sequence[Board], everything: Sequence[Gpu]) -> Gp
 def _board(nvml: Any, handle: Any) -> Board:
     capability = "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
     gpu = _gpu(nvml, handle, capability, "none")
-    if _optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0) != 1:
+    if optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0) != 1:
         return Board(gpu)
     instances = (
         _instance(nvml, handle, number, capability) for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
@@ -118,7 +119,7 @@ def _board(nvml: Any, handle: Any) -> Board:
 
 
 def _instance(nvml: Any, handle: Any, number: int, capability: str) -> Gpu | None:
-    instance = _optional(nvml, lambda: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)
+    instance = optional(nvml, lambda: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)
     if instance is None:
         return None
     # the driver names an instance `NVIDIA A100-SXM4-40GB MIG 1g.5gb`
@@ -131,17 +132,17 @@ def _gpu(nvml: Any, handle: Any, capability: str, profile: str) -> Gpu:
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         name=_text(nvml.nvmlDeviceGetName(handle)),
         capability=capability,
-        cores=_optional(nvml, lambda: str(nvml.nvmlDeviceGetNumGpuCores(handle)), "not told"),
+        cores=optional(nvml, lambda: str(nvml.nvmlDeviceGetNumGpuCores(handle)), "not told"),
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         mig_profile=profile,
     )
 
 
-def _optional(nvml: Any, ask: Callable[[], T], otherwise: T) -> T:
-    """Older boards and MIG instances do not support every question."""
+def optional(nvml: Any, ask: Callable[[], T], otherwise: T) -> T:
+    """Returns NVML's answer, or `otherwise`: older boards and MIG instances do not support every question."""
     try:
         return ask()
-    except nvml.NVMLError:
+    except (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)):
         return otherwise
 
 

@@ -34,12 +34,14 @@ from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
     call,
+    call_once,
     called,
     calling_context,
     compile_model,
     flatten,
     gradients,
     prepare,
+    timed,
 )
 from cachepipe.runtime.inputs import example_inputs  # noqa: E402
 
@@ -194,6 +196,18 @@ class Session:
                 problems=(*result.problems, *verdict.problems),
             )
 
+    def serve(self, function: Any, model: Any) -> None:
+        """Times calls as stdin asks for, `{"index": …, "calls": …}` a line, until it is closed; answers in milliseconds."""
+        spec = self.spec
+        for line in sys.stdin:
+            wish = json.loads(line)
+            args, kwargs = example_inputs(spec, spec.shape_buckets[wish["index"]])
+            milliseconds = []
+            for _ in range(wish["calls"]):
+                milliseconds.append(timed(spec, lambda: call_once(spec, function, args, kwargs)))  # noqa: B023
+                gradients(model)
+            tell(event="timed", milliseconds=milliseconds)
+
     def evidence(self, error: BaseException | None = None) -> EntryEvidence:
         """Steps 4 and 6: returns all that was seen."""
         recorder = self.recorder
@@ -270,10 +284,24 @@ def run(job: Job) -> EntryEvidence:
                 session.recorder.stop()
             if job.compare_with_eager:
                 session.compare(model)
+            if job.step == "latency":
+                write_evidence(job, session.evidence())
+                tell(event="serving")
+                session.serve(function, model)
+        if job.bundle:
+            save_bundle(Path(job.bundle))
     except Exception as error:  # noqa: BLE001
         # the boundary of the child: whatever the user's code raises becomes evidence for the builder
         return session.evidence(error)
     return session.evidence()
+
+
+def save_bundle(path: Path) -> None:
+    """Writes torch's own bundle of what this process compiled; a second call in one process would lose entries (F13)."""
+    import torch
+
+    saved = torch.compiler.save_cache_artifacts()
+    path.write_bytes(saved[0] if saved is not None else b"")
 
 
 def tell(**facts: Any) -> None:
@@ -304,13 +332,17 @@ def digest_of(tensors: list[torch.Tensor]) -> str:
     return whole.hexdigest()
 
 
+def write_evidence(job: Job, evidence: EntryEvidence) -> None:
+    temporary = f"{job.result}.tmp"
+    Path(temporary).write_bytes(record_bytes(evidence))
+    os.replace(temporary, job.result)
+
+
 def main(path: str) -> int:
     job = read_record(Job, Path(path).read_bytes(), path, 1 << 26)
     sys.path[:0] = job.python_path
     evidence = run(job)
-    temporary = f"{job.result}.tmp"
-    Path(temporary).write_bytes(record_bytes(evidence))
-    os.replace(temporary, job.result)
+    write_evidence(job, evidence)
     return 1 if evidence.error else 0
 
 

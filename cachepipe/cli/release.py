@@ -90,6 +90,8 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
 @option("--no-publish", is_flag=True, help="Stop after the gates; the staged store stays in the work folder.")
 @option("--fresh", "is_fresh", is_flag=True, help="Build everything anew.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
+@option("--allow-noisy", "allows_noisy", is_flag=True, help="Tune although the GPU is shared, throttled or unsteady.")
+@option("--keep-tuned", "keeps_tuned", is_flag=True, help="Keep tuned folders and torch's own bundles, to compare.")
 @json_option
 def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: Any) -> None:
     """Tunes, settles, packs, proves and publishes the release of MANIFEST."""

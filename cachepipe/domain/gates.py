@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
@@ -29,6 +30,8 @@ class GateLimits:
     """Per entry."""
     min_speedup: float = 2.0
     """Σ cold first calls ÷ Σ restored first calls, per entry."""
+    max_latency_ratio: float = 1.05
+    """Later calls, restored ÷ tuned, per shape bucket on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,24 @@ def _speed_problems(limits: GateLimits, restored: EntryEvidence, references: Seq
     if speedup >= limits.min_speedup:
         return []
     return [f"min_speedup: limit {limits.min_speedup:g}, found {speedup:.2f} (cold ÷ restored, first calls)"]
+
+
+def latency_problems(limits: GateLimits, spec: EntrySpec, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns which shape buckets are slower restored than tuned; a CPU shared with others proves nothing.
+
+    Args:
+        limits: the gates.
+        spec: the entry.
+        rows: of the build's latency step; none where it was not measured.
+    """
+    if spec.device != "cuda":
+        return ()
+    return tuple(
+        f"{spec.id} · {bucket_label(row['shape_bucket'])}: max_latency_ratio: limit {limits.max_latency_ratio:g}, "
+        f"found {row['ratio']:.3f} (restored {row['restored_ms']:g} ms, tuned {row['tuned_ms']:g} ms)"
+        for row in rows
+        if not row["ratio"] <= limits.max_latency_ratio
+    )
 
 
 def speedup_of(references: Sequence[Reference], restored: EntryEvidence) -> float:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from cachepipe.domain.entry import EntrySpec
 
-STEPS = ("tune", "settle", "trim", "prove", "verify", "eager")
+STEPS = ("tune", "settle", "trim", "prove", "verify", "eager", "latency")
 
 
 @dataclass(frozen=True)
 class Job:
     step: str
-    """One of `STEPS`; `eager` calls the module without torch.compile."""
+    """One of `STEPS`; `eager` calls the module without torch.compile, `latency` goes on calling as it is told on stdin."""
     spec: EntrySpec
     bucket_order: tuple[int, ...]
     """Numbers of the spec's shape buckets in the order of the calls."""
@@ -27,3 +27,5 @@ class Job:
     """Call eager after the counts were taken, and compare outputs (and gradients of a training entry)."""
     record_components: bool
     """Collect the named components of every cache key."""
+    bundle: str = ""
+    """Absolute path of a file that gets torch's own bundle of the cache (`save_cache_artifacts`); empty: none is made."""

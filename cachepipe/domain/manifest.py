@@ -288,6 +288,7 @@ class Gates(_Model):
     max_compiles: Count = 0
     max_graph_breaks: Count = 0
     min_speedup: Amount = 2.0
+    max_latency_ratio: Amount = 1.05
 
 
 class Trust(_Model):

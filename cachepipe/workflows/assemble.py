@@ -30,6 +30,7 @@ from cachepipe.domain.variables import pinned_variables
 from cachepipe.errors import BuildError, IntegrityError
 from cachepipe.workflows.entry_steps import EntryWork
 from cachepipe.workflows.plan import Plan, PlannedEntry
+from cachepipe.workflows.quiet_gpu import gpu_facts
 
 _OWN_SETTINGS = ("variable TORCHINDUCTOR_COMPILE_THREADS",)
 """Set by the builder for its workers; no service has to have them."""
@@ -69,6 +70,7 @@ def new_piece(planned: PlannedEntry, entry: EntryDir, done: EntryWork) -> Piece:
         "tuned_bytes": done.facts.tuned_bytes,
         "settled_bytes": done.facts.settled_bytes,
         "dropped_files": done.facts.dropped_files,
+        "gpu": gpu_facts(entry, done.facts.settle_rounds),
     }
     environment = {name: value for name, value in done.trim.settings.items() if name not in _OWN_SETTINGS}
     breaks = len(done.tune.graph_breaks)

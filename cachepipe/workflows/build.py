@@ -28,7 +28,7 @@ from cachepipe.adapters.store import Store, open_store
 from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root, write_evidence, write_json, write_whole
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.fingerprint import Fingerprint
-from cachepipe.domain.gates import GateLimits, judge, refuse, speedup_of
+from cachepipe.domain.gates import GateLimits, judge, latency_problems, refuse, speedup_of
 from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
 from cachepipe.domain.manifest import Manifest
 from cachepipe.domain.record import Json, to_json
@@ -44,9 +44,10 @@ from cachepipe.workflows.assemble import (
     references,
 )
 from cachepipe.workflows.carry import Earlier, carried_piece, earlier_artifact
-from cachepipe.workflows.entry_steps import build_entry
+from cachepipe.workflows.entry_steps import build_entry, keeps_tuned
 from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
+from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
 from cachepipe.workflows.prove import RestoreSource, prove_entry
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
@@ -72,6 +73,10 @@ class BuildRequest:
     is_fresh: bool = False
     report: Path | None = None
     """Folder that gets the evidence files."""
+    keeps_tuned: bool = False
+    """See `Shop.keeps_tuned`."""
+    allows_noisy: bool = False
+    """See `Shop.allows_noisy`."""
 
 
 @dataclass(frozen=True)
@@ -183,14 +188,14 @@ def _build_held(
         progress.say(f"waiting: another build holds {plan.root}")
 
     with build_root(Path(plan.root), on_wait) as root:
-        shop = Shop(work, root, plan.python_path, progress)
+        shop = Shop(work, root, plan.python_path, progress, request.keeps_tuned, request.allows_noisy)
         run = _Build(request, manifest, plan, shop, store, now, fingerprints[0])
         # 2, 3
         pieces = _pieces(run, earlier, chosen)
         # 4, 5
         statement, source = _stage(run, pieces)
         # 6
-        pieces = _prove(run, pieces, source)
+        pieces = _with_latency(run, _prove(run, pieces, source), source)
     # 7
     limits = _gate(run, pieces)
     statement = replace(statement, entries=tuple(piece.record for piece in pieces), gates=limits)
@@ -270,13 +275,31 @@ def _prove(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -> list[
     return found
 
 
+def _with_latency(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -> list[Piece]:
+    """Step 6, second half: the restored process's calls against the tuned one's; on a CPU only where the tuned is kept."""
+    found = []
+    for piece in pieces:
+        spec = piece.planned.spec
+        if not piece.is_carried and keeps_tuned(run.shop, spec):
+            limit = run.manifest.gates.max_latency_ratio
+            rows = latency(run.shop, spec, piece.entry, source, limit)
+            if not run.shop.keeps_tuned:
+                piece.entry.drop_tree("tune")
+            piece = replace(piece, record=replace(piece.record, tuning={**piece.record.tuning, "latency": rows}))  # noqa: PLW2901
+        found.append(piece)
+    return found
+
+
 def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
     """Step 7: returns the limits that were passed."""
     limits = GateLimits(**run.manifest.gates.model_dump())
     violations = [
         violation
         for piece in pieces
-        for violation in judge(limits, piece.planned.spec, piece.evidences[-1], references(piece.record))
+        for violation in (
+            *judge(limits, piece.planned.spec, piece.evidences[-1], references(piece.record)),
+            *latency_problems(limits, piece.planned.spec, piece.record.tuning.get("latency", [])),
+        )
     ]
     refuse(violations)
     return _limits(run.manifest)

@@ -22,15 +22,16 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
-from cachepipe.domain.job import Job
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError, VerificationError
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
+from cachepipe.workflows.quiet_gpu import tuned_quietly
 
 MAX_ROUNDS = 3
 FACTS = "facts.record"
+BUNDLE = "tune.bundle"
 DIFFERENT_HINT = (
     "raise `tolerance` if the difference is rounding; random numbers (dropout in training) and state outside of buffers "
     "cannot be compared; otherwise torch compiles this model wrongly here"
@@ -115,7 +116,10 @@ def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
         return done
     shop.root.clear()
     job = shop.job("tune", spec, entry.pending("tune"))
-    evidence = run_job(shop, job, "tune", entry, shop.environment(worker_count(), _variables(job)))
+    if shop.keeps_tuned:
+        job = replace(job, bundle=str(entry.path / BUNDLE))
+    environment = shop.environment(worker_count(), variables_of(spec.device, job.root))
+    evidence = tuned_quietly(shop, spec, "tune", entry, lambda: run_job(shop, job, "tune", entry, environment))
     _check(spec, "tune", evidence)
     return entry.finish("tune", shop.root)
 
@@ -147,7 +151,8 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
     shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
     job = shop.job("settle", spec, entry.pending(name))
     # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
-    evidence = run_job(shop, job, name, entry, shop.environment(1, _variables(job)))
+    environment = shop.environment(1, variables_of(spec.device, job.root))
+    evidence = tuned_quietly(shop, spec, name, entry, lambda: run_job(shop, job, name, entry, environment))
     _check(spec, name, evidence)
     return entry.finish(name, shop.root)
 
@@ -163,7 +168,7 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
         record_components=True,
     )
     with OpenWatch(shop.root.path) as watch:
-        evidence = run_job(shop, job, "trim", entry, shop.environment(1, _variables(job)))
+        evidence = run_job(shop, job, "trim", entry, shop.environment(1, variables_of(spec.device, job.root)))
     _check(spec, "trim", evidence)
     opened = watch.opened()
     files = [file.path for file in list_tree(shop.root.path)]
@@ -179,9 +184,18 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
     )
     entry.finish("trim", shop.root)
     entry.write(FACTS, record_bytes(facts))
-    for step in ("tune", *(f"settle-{number}" for number in range(1, rounds + 1))):
+    # On a GPU the tuned tree is still compared with the restored one (latency.py).
+    for step in (
+        *(() if keeps_tuned(shop, spec) else ("tune",)),
+        *(f"settle-{number}" for number in range(1, rounds + 1)),
+    ):
         entry.drop_tree(step)
     return facts
+
+
+def keeps_tuned(shop: Shop, spec: EntrySpec) -> bool:
+    """Tells whether the tuned tree outlives trim."""
+    return shop.keeps_tuned or spec.device == "cuda"
 
 
 def used_files(files: Collection[str], opened: Collection[str]) -> list[str]:
@@ -201,7 +215,7 @@ def _stem(path: str) -> str:
 def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     shop.root.clear()
     job = shop.job("eager", spec, entry.pending("eager"))
-    run_job(shop, job, "eager", entry, shop.environment(1, _variables(job)))
+    run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))
     return entry.finish("eager")
 
 
@@ -224,9 +238,9 @@ def _kept(entry: EntryDir, step: str) -> EntryEvidence:
     return evidence
 
 
-def _variables(job: Job) -> dict[str, str]:
-    """Returns what a restore would set for this job's folder."""
-    return {**resolved_variables(pinned_variables(job.spec.device)), **cache_variables(job.root)}
+def variables_of(device: str, root: str) -> dict[str, str]:
+    """Returns what a restore would set for a folder."""
+    return {**resolved_variables(pinned_variables(device)), **cache_variables(root)}
 
 
 def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:

@@ -48,6 +48,10 @@ class Shop:
     root: BuildRoot
     python_path: tuple[Path, ...]
     progress: Progress
+    keeps_tuned: bool = False
+    """The tuned tree of every entry stays in its folder, and torch's own bundle beside it, for comparison."""
+    allows_noisy: bool = False
+    """A GPU that is not quiet while kernels are timed is worth a warning only."""
 
     def environment(self, workers: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         return worker_environment(self.work.home, workers, extra)

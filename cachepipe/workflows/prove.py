@@ -51,11 +51,7 @@ def prove_entry(
     # 1
     shop.root.remove()
     # 2
-    restore = (
-        *(sys.executable, "-m", "cachepipe", "restore", source.store_url, "--name", source.release, *source.choice),
-        *("--dest", str(shop.root.path), "--strict", "--no-attach", "--deadline", str(RESTORE_DEADLINE_S)),
-        *("--state-dir", str(shop.work.empty("state")), "--"),
-    )
+    restore = restore_words(shop, source)
     extra = {"PATH": search_path or os.environ.get("PATH", os.defpath)}
     # 3
     job = replace(
@@ -64,3 +60,12 @@ def prove_entry(
     job = in_order(job, tuple(reversed(job.bucket_order)))
     run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
     return entry.finish(step)
+
+
+def restore_words(shop: Shop, source: RestoreSource) -> tuple[str, ...]:
+    """Returns the command that restores and becomes the words after it."""
+    return (
+        *(sys.executable, "-m", "cachepipe", "restore", source.store_url, "--name", source.release, *source.choice),
+        *("--dest", str(shop.root.path), "--strict", "--no-attach", "--deadline", str(RESTORE_DEADLINE_S)),
+        *("--state-dir", str(shop.work.empty("state")), "--"),
+    )

@@ -28,6 +28,8 @@ class Binding:
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=(140 if isinstance(h, int) else 16) << 30),
             "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
         }
+        if name not in answers:
+            raise AttributeError(name)
         return answers[name]
 
     def nvmlInit(self) -> None:  # noqa: N802

@@ -1,0 +1,103 @@
+"""Is what a service gets as fast as what tuning found? Two processes alive at once, called in turns.
+
+1 tuned     a process that starts from the tune step's own folder, every shape bucket called
+2 restored  one that restores the packed artifact, beside it
+3 measure   per shape bucket: blocks of calls in turns, so that clock and temperature are the same for both; medians
+
+A shape bucket that is too slow is measured once more: what is slower is slower twice.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cachepipe.adapters.children import Command, last_lines
+from cachepipe.adapters.dialogue import Dialogue
+from cachepipe.adapters.workdir import EntryDir, write_json
+from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.record import Json, canonical_bytes, parse_json, to_json
+from cachepipe.errors import BuildError, DeadlineError
+from cachepipe.workflows.entry_steps import variables_of
+from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, worker_count
+from cachepipe.workflows.prove import RestoreSource, restore_words
+
+BLOCKS, CALLS = 10, 20
+"""200 calls of each process per shape bucket."""
+FACTS = "latency.record"
+
+
+def latency(shop: Shop, spec: EntrySpec, entry: EntryDir, source: RestoreSource, limit: float) -> Json:
+    """Returns one row per shape bucket: medians of both processes in milliseconds and their ratio; measured once per entry.
+
+    Args:
+        shop: where; the root holds the restored folder afterwards.
+        spec: the entry.
+        entry: has the tune step's tree; gets `latency.record` and the logs.
+        source: the packed artifact.
+        limit: ratio above which a shape bucket is measured again.
+
+    Raises:
+        BuildError: a process ended or did not answer.
+    """
+    held = entry.read(FACTS)
+    if held is not None:
+        return parse_json(held, FACTS, 1 << 20)
+    where = "tuned"
+    try:
+        # 1
+        shop.root.fill(entry.tree("tune"))
+        extra = {**variables_of(spec.device, str(shop.root.path)), "CACHEPIPE_ROOT": str(shop.root.path)}
+        with Dialogue(_command(shop, spec, entry, where, extra)) as tuned:
+            tuned.answer("serving")
+            # 2
+            where = "restored"
+            shop.root.remove()
+            command = _command(shop, spec, entry, where, {}, restore_words(shop, source))
+            with Dialogue(command) as restored:
+                restored.answer("serving")
+                # 3
+                rows = [_row(spec, index, (tuned, restored), limit) for index in range(len(spec.shape_buckets))]
+    except DeadlineError as error:
+        text = f"the {where} process: {error}{last_lines(entry.log(f'latency-{where}'))}"
+        raise BuildError(spec.id, "latency", text) from error
+    entry.write(FACTS, canonical_bytes(rows))
+    return rows
+
+
+def _command(
+    shop: Shop, spec: EntrySpec, entry: EntryDir, who: str, extra: dict[str, str], before: Sequence[str] = ()
+) -> Command:
+    name = f"latency-{who}"
+    job = replace(shop.job("latency", spec, entry.pending(name)))
+    path = entry.path / f"{name}.job"
+    write_json(path, to_json(job))
+    env = shop.environment(worker_count(), {"PATH": os.environ.get("PATH", os.defpath), **extra})
+    limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * len(spec.shape_buckets)
+    worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
+    return Command([*before, *worker], env, shop.work.home, limit_s, entry.log(name))
+
+
+def _row(spec: EntrySpec, index: int, pair: tuple[Dialogue, Dialogue], limit: float) -> dict[str, Json]:
+    row = _measured(spec, index, pair)
+    return row if row["ratio"] <= limit else _measured(spec, index, pair)
+
+
+def _measured(spec: EntrySpec, index: int, pair: tuple[Dialogue, Dialogue]) -> dict[str, Json]:
+    found: tuple[list[float], list[float]] = ([], [])
+    for block in range(BLOCKS):
+        for number in (0, 1) if block % 2 == 0 else (1, 0):
+            # the first two calls of a block find the other process's data in the caches
+            pair[number].ask(index=index, calls=CALLS + 2)
+            found[number].extend(pair[number].answer("timed")["milliseconds"][2:])
+    tuned_ms, restored_ms = map(statistics.median, found)
+    return {
+        "shape_bucket": dict(spec.shape_buckets[index]),
+        "calls": len(found[0]),
+        "tuned_ms": round(tuned_ms, 5),
+        "restored_ms": round(restored_ms, 5),
+        "ratio": round(restored_ms / tuned_ms, 4),
+    }

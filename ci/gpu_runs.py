@@ -1,0 +1,349 @@
+"""What `ci/gpu` does for one entry: build, publish, wipe, restore, verify, bench; one JSON line per measurement.
+
+Every first call is made in a fresh process; variants:
+  cold      torch.compile in an empty folder (the builder's tune step is one of them)
+  warm      the tuned folder itself, moved to another path
+  bundle    torch.compiler.load_cache_artifacts into an empty folder, its load included
+  restored  cachepipe restore from the store into an empty folder, then entry.compile
+  eager     without torch.compile
+  trace     torch.compile with a backend that does nothing: what no cache can save
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+STEERING = ("CACHEPIPE_", "TORCHINDUCTOR_", "TRITON_", "TORCH_")
+CHILD_LIMIT_S = 400.0
+LATER = 75
+"""Exit code: the time limit is near, run again to go on."""
+
+
+class Counts(NamedTuple):
+    """Fresh processes per variant; `cold` are those beside the tune step."""
+
+    cold: int
+    warm: int
+    bundle: int
+    restored: int
+    eager: int
+    trace: int
+
+
+class Entry(NamedTuple):
+    """One entry of a manifest, with the seconds that it takes on an H200 with 16 cores."""
+
+    model: str
+    mode: str
+    build_s: float
+    call_s: float
+    """One process that calls every shape bucket, restored."""
+    counts: Counts
+    eager_of: str = ""
+    """The entry whose eager and trace numbers hold for this one too: the mode changes neither."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}:{self.mode}"
+
+
+class Later(Exception):
+    """Not enough time is left in this invocation."""
+
+
+class Journal:
+    """The lines that are written as it goes; what stands there is not measured again."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path, self.facts = path, facts
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def has(self, key: str) -> bool:
+        return any(line["key"] == key and "error" not in line for line in self.lines)
+
+    def note(self, key: str, **facts: Any) -> None:
+        line = {"key": key, **facts, **self.facts, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        self.lines.append(line)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+class Runs:
+    """Measures the entries of one manifest until the time is over."""
+
+    def __init__(self, manifest: Path, work: Path, journal: Journal, ends: float, is_noisy: bool) -> None:
+        self.manifest, self.work, self.journal, self.ends = manifest, work, journal, ends
+        self.build_options = ["--allow-noisy"] if is_noisy else []
+
+    def entry(self, entry: Entry) -> None:
+        """Makes what is missing of one entry; raises `Later` when the time is over."""
+        steps = list(self.steps(entry))
+        if all(self.journal.has(key) for key, _, _ in steps):
+            return
+        folder = self.folder(entry)
+        if not (folder / "built.json").exists():
+            self.build(entry)
+        for key, seconds, measure in steps:
+            if not self.journal.has(key):
+                self.need(seconds)
+                say(key)
+                self.journal.note(key, entry=entry.name, **measure())
+        shutil.rmtree(folder, ignore_errors=True)  # the host's disk is small
+
+    def steps(self, entry: Entry) -> Sequence[tuple[str, float, Callable[[], dict[str, Any]]]]:
+        """Returns (key, estimated seconds, measurement), what the targets need first."""
+        found: list[tuple[str, float, Callable[[], dict[str, Any]]]] = []
+
+        def add(variant: str, rounds: int, seconds: float) -> None:
+            for number in range(1, rounds + 1):
+                key = f"{entry.name} · {variant} · {number}"
+                found.append((key, seconds, lambda v=variant, n=number: self.first_calls(entry, v, n)))  # type: ignore[misc]
+
+        found.append((f"{entry.name} · build", 0.0, lambda: self.built(entry)))
+        add("restored", entry.counts.restored, entry.call_s)
+        found.append((f"{entry.name} · verify", entry.call_s + 4, lambda: self.verify(entry)))
+        add("eager", entry.counts.eager, entry.call_s)
+        add("trace", entry.counts.trace, entry.call_s)
+        add("warm", entry.counts.warm, entry.call_s + 15)
+        add("bundle", entry.counts.bundle, entry.call_s + 15)
+        add("cold", entry.counts.cold, entry.build_s / 2)
+        return found
+
+    def folder(self, entry: Entry) -> Path:
+        return self.work / entry.name.replace(":", ".")
+
+    def cache_root(self, entry: Entry) -> Path:
+        return self.folder(entry) / "root"
+
+    def release(self) -> str:
+        return self.manifest.stem
+
+    def store(self, entry: Entry) -> str:
+        return f"file://{self.folder(entry)}/store"
+
+    # --- build, publish, wipe ---------------------------------------------------------------------------------------
+
+    def build(self, entry: Entry) -> None:
+        """Builds and publishes one entry, keeps the tuned folder and the bundle, and wipes all else that was built."""
+        folder = self.folder(entry)
+        is_begun = folder.exists()
+        self.need(60.0 if is_begun else entry.build_s)
+        self.cache_root(entry).mkdir(parents=True, exist_ok=True, mode=0o700)
+        words = ["build", str(self.manifest), "--only", entry.name, "--store", self.store(entry), "--keep-tuned"]
+        words += ["--cache-root", str(self.cache_root(entry)), "--work", str(folder / "work"), "--json"]
+        words += ["--report", str(folder / "report"), *self.build_options]
+        say(f"{entry.name} · build: about {entry.build_s:.0f} s")
+        started = time.monotonic()
+        document = json.loads(self.command(words, limit_s=self.left()))
+        seconds = time.monotonic() - started
+        for words in (
+            ["promote", self.store(entry), "--name", self.release(), "--from", "candidate", "--to", "stable"],
+            ["lock", self.store(entry), "--name", self.release(), "--output", str(folder / "lock")],
+        ):
+            self.command(words)
+        own = next(path.parent for path in (folder / "work" / "entries").glob("*/tune.bundle"))
+        (own / "tune").rename(folder / "tuned")
+        (own / "tune.bundle").rename(folder / "bundle")
+        shutil.rmtree(folder / "work")
+        self.wipe(entry)
+        result = {
+            "build": document["builds"][0],
+            "build_s": seconds,
+            "statement": self.statement(entry),
+            "resumed": is_begun,
+        }
+        (folder / "built.json").write_text(json.dumps(result))
+
+    def wipe(self, entry: Entry) -> None:
+        """Removes every folder in which a build, torch, Triton or the driver keeps what was compiled."""
+        shutil.rmtree(self.cache_root(entry) / self.release(), ignore_errors=True)
+        for place in (Path.home() / ".triton", Path.home() / ".nv", *Path("/tmp").glob("torchinductor_*")):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def statement(self, entry: Entry) -> Any:
+        from cachepipe.adapters.store import open_store
+        from cachepipe.domain.record import to_json
+        from cachepipe.workflows.fetch import resolve_ref
+
+        return to_json(resolve_ref(open_store(self.store(entry)), f"{self.release()}@stable").statement)
+
+    def built(self, entry: Entry) -> dict[str, Any]:
+        """Returns the build's line: sizes, seconds by step, the tune step's first calls, work by step."""
+        folder = self.folder(entry)
+        found = json.loads((folder / "built.json").read_text())
+        statement = found["statement"]
+        (record,) = statement["entries"]
+        reports = {
+            path.stem.rpartition(".")[2]: json.loads(path.read_text()) for path in (folder / "report").glob("*.*.json")
+        }
+        steps = {step: report for step, report in reports.items() if "shape_buckets" in report}
+        return {
+            "variant": "build",
+            "artifact": statement["artifact"],
+            "build_s": found["build_s"],
+            "resumed": found["resumed"],
+            "shape_buckets": [row["shape_bucket"] for row in record["shape_buckets"]],
+            "facts": record["shape_buckets"],
+            "tuning": record["tuning"],
+            "kinds": record["kinds"],
+            "work": {step: report["work"] for step, report in steps.items()},
+            "phases": {step: [row["phases"] for row in report["shape_buckets"]] for step, report in steps.items()},
+            "bytes": {
+                "packed": sum(blob["size_bytes"] for blob in (*statement["packs"], statement["table"])),
+                "settled": statement["unpacked_bytes"],
+                "tuned": size_of(folder / "tuned"),
+                "bundle": (folder / "bundle").stat().st_size,
+            },
+        }
+
+    # --- fresh processes --------------------------------------------------------------------------------------------
+
+    def first_calls(self, entry: Entry, variant: str, number: int) -> dict[str, Any]:
+        folder = self.folder(entry)
+        statement = json.loads((folder / "built.json").read_text())["statement"]
+        empty = folder / "empty"
+        shutil.rmtree(empty, ignore_errors=True)
+        empty.mkdir()
+        self.wipe(entry)
+        job = {
+            "variant": "mega-cache bundle" if variant == "bundle" else variant,
+            "spec": statement["entries"][0]["spec"],
+            "python_path": [str(self.manifest.parent)],
+            "bundle": str(folder / "bundle"),
+            "save_bundle": False,
+        }
+        env, before = clean_environment(), []
+        if variant == "restored":
+            before = [
+                *cachepipe(),
+                "restore",
+                self.store(entry),
+                "--name",
+                self.release(),
+                "--lock",
+                str(folder / "lock"),
+            ]
+            before += ["--strict", "--"]
+        else:
+            env["TORCHINDUCTOR_CACHE_DIR"] = str(empty / "inductor")
+        if variant == "warm":
+            shutil.copytree(folder / "tuned", empty, dirs_exist_ok=True)
+            env["TRITON_CACHE_DIR"] = str(empty / "triton" / "0")
+        if variant in ("warm", "bundle"):  # part of torch's keys: what was built with them hits only with them
+            env |= keyed_variables(statement["variables"])
+        result = run_child(before, job, folder / "job.json", env)
+        shutil.rmtree(empty, ignore_errors=True)
+        return {"variant": variant, "round": number, **result}
+
+    def verify(self, entry: Entry) -> dict[str, Any]:
+        """Returns what `cachepipe verify` says, restored at another path than built, without any compiler on PATH."""
+        self.wipe(entry)
+        words = ["verify", str(self.manifest), "--store", self.store(entry), "--lock", str(self.folder(entry) / "lock")]
+        words += ["--cache-root", str(self.folder(entry) / "elsewhere"), "--no-compiler", "--files", "--json"]
+        words += ["--work", str(self.folder(entry) / "verify")]
+        (found,) = json.loads(self.command(words, accepted=(0, 18)))["verifications"]
+        others = [text for text in found["violations"] if not text.startswith("stale:")]  # the manifest's other entries
+        return {"variant": "verify", "shape_buckets": found["shape_buckets"], "violations": others}
+
+    # --- time and processes -----------------------------------------------------------------------------------------
+
+    def left(self) -> float:
+        return self.ends - time.monotonic()
+
+    def need(self, seconds: float) -> None:
+        if self.left() < seconds:
+            raise Later
+
+    def command(self, words: Sequence[str], accepted: Sequence[int] = (0,), limit_s: float = CHILD_LIMIT_S) -> str:
+        """Returns what a cachepipe command printed; one that outlasts the limit is interrupted and goes on next time."""
+        process = subprocess.Popen([*cachepipe(), *words], env=clean_environment(), stdout=subprocess.PIPE, text=True)
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise Later from None
+        if process.returncode not in accepted:
+            raise SystemExit(f"gpu: cachepipe {words[0]}: exit {process.returncode}\n{output[-4000:]}")
+        return output
+
+
+def cachepipe() -> list[str]:
+    return [sys.executable, "-m", "cachepipe"]
+
+
+def keyed_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns an artifact's variables without the tools' paths: plain torch has the keys, not our repair."""
+    return {name: value for name, value in variables.items() if "{" not in value}
+
+
+def run_child(words: Sequence[str], job: dict[str, Any], job_file: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """Runs one measured process to its end and returns what it printed."""
+    command = [*words, sys.executable, str(REPOSITORY / "ci" / "bench_child.py"), str(job_file)]
+    job["started"] = time.monotonic()  # one clock for all processes of a Linux machine
+    job_file.write_text(json.dumps(job))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
+    if done.returncode != 0:
+        return {"error": done.returncode, "stderr": done.stderr[-4000:]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def clean_environment() -> dict[str, str]:
+    """Returns the environment without anything that steers cachepipe or the caches of torch and Triton."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def machine_facts(is_cpu: bool) -> dict[str, Any]:
+    """Returns what every line says of the machine and the programs on it."""
+    from cachepipe.adapters.gpu import visible_gpus
+
+    gpus = None if is_cpu else visible_gpus(os.environ)
+    gpu = gpus.visible[0].name if gpus and gpus.visible else ""
+    return {
+        "device": gpu or cpu_name(),
+        "driver": gpus.driver if gpus else "",
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: version_of(name) for name in ("torch", "triton", "transformers")},
+    }
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def version_of(package: str) -> str:
+    """Returns an installed version with its build (`2.11.0+cu130`), or `none`."""
+    try:
+        if package == "torch":
+            from cachepipe.adapters.machine import machine_fingerprint
+
+            return machine_fingerprint(["cpu"], has_compiler_part=False).get("torch") or "none"
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def say(text: str) -> None:
+    print(f"gpu: {text}", file=sys.stderr, flush=True)
