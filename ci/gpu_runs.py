@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -68,7 +69,7 @@ class Journal:
     """The lines that are written as it goes; what stands there is not measured again."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path, self.facts = path, facts
+        self.path, self.facts, self._lock = path, facts, threading.Lock()
         lines = path.read_text().splitlines() if path.exists() else []
         self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
@@ -77,9 +78,9 @@ class Journal:
 
     def note(self, key: str, **facts: Any) -> None:
         line = {"key": key, **facts, **self.facts, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        self.lines.append(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
+        with self._lock, self.path.open("a") as file:
+            self.lines.append(line)
             file.write(json.dumps(line, sort_keys=True) + "\n")
 
 
@@ -90,20 +91,22 @@ class Runs:
         self.manifest, self.work, self.journal, self.ends = manifest, work, journal, ends
         self.build_options = ["--allow-noisy"] if is_noisy else []
 
-    def entry(self, entry: Entry) -> None:
-        """Makes what is missing of one entry; raises `Later` when the time is over."""
-        steps = list(self.steps(entry))
-        if all(self.journal.has(key) for key, _, _ in steps):
-            return
-        folder = self.folder(entry)
-        if not (folder / "built.json").exists():
+    def is_done(self, entry: Entry) -> bool:
+        return all(self.journal.has(key) for key, _, _ in self.steps(entry))
+
+    def build_missing(self, entry: Entry) -> None:
+        """Builds an entry of which something is still to be measured; raises `Later` when the time is over."""
+        if not self.is_done(entry) and not (self.folder(entry) / "built.json").exists():
             self.build(entry)
-        for key, seconds, measure in steps:
+
+    def measure_missing(self, entry: Entry) -> None:
+        """Measures what is missing of a built entry; raises `Later` when the time is over."""
+        for key, seconds, measure in self.steps(entry):
             if not self.journal.has(key):
                 self.need(seconds)
                 say(key)
                 self.journal.note(key, entry=entry.name, **measure())
-        shutil.rmtree(folder, ignore_errors=True)  # the host's disk is small
+        shutil.rmtree(self.folder(entry), ignore_errors=True)  # the host's disk is small
 
     def steps(self, entry: Entry) -> Sequence[tuple[str, float, Callable[[], dict[str, Any]]]]:
         """Returns (key, estimated seconds, measurement), what the targets need first."""
@@ -170,10 +173,10 @@ class Runs:
         (folder / "built.json").write_text(json.dumps(result))
 
     def wipe(self, entry: Entry) -> None:
-        """Removes every folder in which a build, torch, Triton or the driver keeps what was compiled."""
-        shutil.rmtree(self.cache_root(entry) / self.release(), ignore_errors=True)
-        for place in (Path.home() / ".triton", Path.home() / ".nv", *Path("/tmp").glob("torchinductor_*")):
+        """Removes every folder in which a build, torch, Triton or the driver keeps what was compiled: HOME and TMPDIR as well."""
+        for place in (self.cache_root(entry) / self.release(), self.folder(entry) / "home"):
             shutil.rmtree(place, ignore_errors=True)
+        (self.folder(entry) / "home" / "tmp").mkdir(parents=True)
 
     def statement(self, entry: Entry) -> Any:
         from cachepipe.adapters.store import open_store
@@ -227,7 +230,8 @@ class Runs:
             "bundle": str(folder / "bundle"),
             "save_bundle": False,
         }
-        env, before = clean_environment(), []
+        home = folder / "home"
+        env, before = {**clean_environment(), "HOME": str(home), "TMPDIR": str(home / "tmp")}, []
         if variant == "restored":
             before = [
                 *cachepipe(),

@@ -4,7 +4,7 @@ torch's own counters are replayed on a cache hit, so they prove nothing; a call 
 run while something is benchmarked, tuned, built or loaded are wrapped: a warm call meets none of them.
 
 Source: torch/_inductor/runtime/benchmarking.py, select_algorithm.py, codecache.py, cpp_builder.py,
-runtime/triton_heuristics.py, runtime/coordinate_descent_tuner.py; checked against torch 2.13.0 (`NAMES`).
+runtime/triton_heuristics.py, runtime/coordinate_descent_tuner.py; checked against torch 2.11.0 and 2.13.0 (`NAMES`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ("torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark", "tuning_runs"),
     ("torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.autotune", "tuning_runs"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.autotune_to_one_config", "tuning_runs"),
+    ("torch._inductor.cudagraph_trees", "CUDAGraphNode._record", "graph_captures"),
+    ("torch._inductor.compile_worker.subproc_pool", "SubprocPool.submit", "worker_kernels"),
     ("torch._inductor.cpp_builder", "run_compile_cmd", "native_builds"),
     ("torch._inductor.codecache", "CppCodeCache._load_library", ""),
     ("torch._inductor.codecache", "PersistentCache.lookup", ""),
     ("torch._inductor.cpu_vec_isa", "VecISA._probe_load", ""),
 )
 """Module, attribute path and the field of `Work` that one outermost call adds to; a test fails when one goes away."""
+
+
+WORKER_COMPILE = "_worker_compile_triton"
+"""Of torch._inductor.runtime.compile_tasks: what a compile worker is told to do for a Triton kernel."""
 
 
 class WorkSink(Protocol):
@@ -63,6 +69,7 @@ class WorkCounter:
             "CppCodeCache._load_library": self._wrap_load,
             "PersistentCache.lookup": self._wrap_tuning_lookup,
             "VecISA._probe_load": self._wrap_probe,
+            "SubprocPool.submit": self._wrap_submit,
         }
         for module, path, field in NAMES:
             wrap = special.get(path) or functools.partial(self._wrap_counted, field=field)
@@ -131,6 +138,14 @@ class WorkCounter:
             return function(cls, path, key)
 
         return load
+
+    def _wrap_submit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def submit(pool: Any, job: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(job, "__name__", "") == WORKER_COMPILE:
+                self._sink.on_work("worker_kernels", "")
+            return function(pool, job, *args, **kwargs)
+
+        return submit
 
     def _wrap_probe(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def probe(isa: Any, output_path: str) -> Any:

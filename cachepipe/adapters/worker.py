@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from cachepipe.runtime.recorder import Recorder
 
 COMPILERS = frozenset({"c++", "g++", "gcc", "cc", "clang", "clang++", "nvcc", "ptxas"})
+QUERIES = frozenset({"--version", "-v", "-V", "-dumpversion", "-dumpmachine"})
 
 
 class ProcessWatch:
-    """Counts the processes that this one starts: compiler queries and ISA probes; an audit hook cannot be removed, so
-    it is for worker processes only."""
+    """Counts the processes that this one starts: compilers and ISA probes; an audit hook cannot be removed, so it is for
+    worker processes only."""
 
     def __init__(self) -> None:
-        self.compiler_queries = 0
-        self.isa_probes = 0
+        self.work = Work()
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
@@ -67,10 +67,14 @@ class ProcessWatch:
             return
         words = [str(word) for word in args[1]] if isinstance(args[1], (list, tuple)) else [str(args[1])]
         name = os.path.basename(words[0])
-        if name in COMPILERS and set(words[1:]) <= {"--version", "-v", "-dumpversion", "-dumpmachine"}:
-            self.compiler_queries += 1
+        if name in COMPILERS and set(words[1:]) <= QUERIES:
+            self.work += Work(compiler_queries=1)
+        elif name == "ptxas":
+            self.work += Work(ptxas_runs=1)
+        elif name in COMPILERS and "-E" not in words:  # the ISA question is answered by a preprocessor run
+            self.work += Work(compiler_runs=1)
         elif "LoadLibrary" in words[-1]:
-            self.isa_probes += 1
+            self.work += Work(isa_probes=1)
 
 
 class Session:
@@ -212,7 +216,7 @@ class Session:
         """Steps 4 and 6: returns all that was seen."""
         recorder = self.recorder
         work = recorder.work() if recorder else Work()
-        work = work + Work(compiler_queries=self.processes.compiler_queries, isa_probes=self.processes.isa_probes)
+        work = work + self.processes.work
         work = work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
         breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
         torch = sys.modules.get("torch")

@@ -33,6 +33,19 @@ class Work:
     """Processes that load a probe object to test the vector ISA."""
     new_files: int = 0
     """Files written into the cache directory, lock files apart."""
+    compiler_runs: int = 0
+    """Processes of the host compiler that built something; of each native build, and of Triton's launcher stubs."""
+    ptxas_runs: int = 0
+    """Processes of ptxas that assembled a kernel."""
+    worker_kernels: int = 0
+    """Kernels that were handed to torch's compile workers, which look into Triton's cache before they compile."""
+    graph_captures: int = 0
+    """CUDA graphs recorded; they cannot be cached, so no gate counts them."""
+
+    @property
+    def compiles(self) -> int:
+        """Kernels compiled and objects built: each is counted at the call and at its process, of which one may be missed."""
+        return max(self.triton_compiles, self.ptxas_runs) + max(self.native_builds, self.compiler_runs)
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))

@@ -77,8 +77,9 @@ def _bucket_problems(bucket: BucketEvidence, limits: GateLimits) -> list[str]:
     work = bucket.work
     if work.benchmarks + work.tuning_runs > limits.max_tuning_runs:
         found.append(f"{work.benchmarks} benchmarks and {work.tuning_runs} tuning runs")
-    if work.triton_compiles + work.native_builds > limits.max_compiles:
-        found.append(f"{work.triton_compiles} Triton compiles and {work.native_builds} C++ builds")
+    if work.compiles > limits.max_compiles:
+        kernels, objects = max(work.triton_compiles, work.ptxas_runs), max(work.native_builds, work.compiler_runs)
+        found.append(f"{kernels} Triton compiles and {objects} C++ builds")
     return found
 
 
@@ -86,7 +87,7 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
     work = restored.work
     rows = (
         ("max_tuning_runs", limits.max_tuning_runs, work.benchmarks + work.tuning_runs),
-        ("max_compiles", limits.max_compiles, work.triton_compiles + work.native_builds),
+        ("max_compiles", limits.max_compiles, work.compiles),
         ("max_graph_breaks", limits.max_graph_breaks, graph_breaks(restored)),
     )
     found = [f"{gate}: limit {limit:g}, found {value}" for gate, limit, value in rows if value > limit]

@@ -24,6 +24,9 @@ from cachepipe.runtime.recorder import Recorder
 if TYPE_CHECKING:
     from cachepipe.runtime.attempts import Attempt
 
+_OF_WORKERS = ("new_files", "isa_probes", "compiler_queries", "compiler_runs", "ptxas_runs")
+"""Counted by an audit hook, which no service gets."""
+
 QUIET_S = 60.0
 """Without a compile for so long a service that never says `ready()` is taken to be warm."""
 
@@ -113,11 +116,7 @@ def summary(attached: Attached) -> dict[str, Any]:
         "misses": recorder.count("miss"),
         "bypasses": recorder.count("bypass"),
         "graph_breaks": sum(len(log.graph_breaks) for log in recorder.logs.values()),
-        **{
-            name: getattr(work, name)
-            for name in Work.__dataclass_fields__
-            if name not in ("new_files", "isa_probes", "compiler_queries")
-        },
+        **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name not in _OF_WORKERS},
         "late": len(attached.late),
         "seconds": round(attached.ready_s, 2),
     }

@@ -27,7 +27,7 @@ from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError, VerificationError
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
-from cachepipe.workflows.quiet_gpu import tuned_quietly
+from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 
 MAX_ROUNDS = 3
 FACTS = "facts.record"
@@ -148,11 +148,14 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
         return done
     # Native objects are keyed by source and command: the same ones only save the compiler's time.
     kept = ("tuning", "native") if spec.device == "cpu" else ("tuning",)
-    shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
-    job = shop.job("settle", spec, entry.pending(name))
-    # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
-    environment = shop.environment(1, variables_of(spec.device, job.root))
-    evidence = tuned_quietly(shop, spec, name, entry, lambda: run_job(shop, job, name, entry, environment))
+
+    def compile_again() -> EntryEvidence:
+        shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
+        job = shop.job("settle", spec, entry.pending(name))
+        # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
+        return run_job(shop, job, name, entry, shop.environment(1, variables_of(spec.device, job.root)))
+
+    evidence = tuned_quietly(shop, spec, name, entry, compile_again, is_alone=False)
     _check(spec, name, evidence)
     return entry.finish(name, shop.root)
 
@@ -167,7 +170,7 @@ def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFact
         compare_with_eager=True,
         record_components=True,
     )
-    with OpenWatch(shop.root.path) as watch:
+    with turn(shop, spec), OpenWatch(shop.root.path) as watch:
         evidence = run_job(shop, job, "trim", entry, shop.environment(1, variables_of(spec.device, job.root)))
     _check(spec, "trim", evidence)
     opened = watch.opened()
@@ -215,7 +218,8 @@ def _stem(path: str) -> str:
 def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     shop.root.clear()
     job = shop.job("eager", spec, entry.pending("eager"))
-    run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))
+    with turn(shop, spec):
+        run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))
     return entry.finish("eager")
 
 

@@ -1,6 +1,6 @@
 """Is what a service gets as fast as what tuning found? Two processes alive at once, called in turns.
 
-1 tuned     a process that starts from the tune step's own folder, every shape bucket called
+1 tuned     a process that starts from a copy of the tune step's own folder, every shape bucket called
 2 restored  one that restores the packed artifact, beside it
 3 measure   per shape bucket: blocks of calls in turns, so that clock and temperature are the same for both; medians
 
@@ -13,8 +13,9 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 
+from cachepipe.adapters.cachetree import moved_copy
 from cachepipe.adapters.children import Command, last_lines
 from cachepipe.adapters.dialogue import Dialogue
 from cachepipe.adapters.workdir import EntryDir, write_json
@@ -24,6 +25,7 @@ from cachepipe.errors import BuildError, DeadlineError
 from cachepipe.workflows.entry_steps import variables_of
 from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, worker_count
 from cachepipe.workflows.prove import RestoreSource, restore_words
+from cachepipe.workflows.quiet_gpu import turn
 
 BLOCKS, CALLS = 10, 20
 """200 calls of each process per shape bucket."""
@@ -46,39 +48,41 @@ def latency(shop: Shop, spec: EntrySpec, entry: EntryDir, source: RestoreSource,
     held = entry.read(FACTS)
     if held is not None:
         return parse_json(held, FACTS, 1 << 20)
-    where = "tuned"
-    try:
-        # 1
-        shop.root.fill(entry.tree("tune"))
-        extra = {**variables_of(spec.device, str(shop.root.path)), "CACHEPIPE_ROOT": str(shop.root.path)}
-        with Dialogue(_command(shop, spec, entry, where, extra)) as tuned:
-            tuned.answer("serving")
-            # 2
-            where = "restored"
-            shop.root.remove()
-            command = _command(shop, spec, entry, where, {}, restore_words(shop, source))
-            with Dialogue(command) as restored:
-                restored.answer("serving")
-                # 3
-                rows = [_row(spec, index, (tuned, restored), limit) for index in range(len(spec.shape_buckets))]
-    except DeadlineError as error:
-        text = f"the {where} process: {error}{last_lines(entry.log(f'latency-{where}'))}"
-        raise BuildError(spec.id, "latency", text) from error
+    folder = shop.work.empty("tuned")
+    moved_copy(entry.tree("tune"), str(shop.root.path), folder)
+    shop.root.remove()
+    # alone on the GPU: a call takes less than a millisecond, any neighbour shows
+    with turn(shop, spec, is_alone=True), ExitStack() as stack:
+        # 1, 2
+        extra = {**variables_of(spec.device, str(folder)), "CACHEPIPE_ROOT": str(folder)}
+        pair = (
+            stack.enter_context(_process(shop, spec, entry, "tuned", extra)),
+            stack.enter_context(_process(shop, spec, entry, "restored", {}, restore_words(shop, source))),
+        )
+        try:
+            for process in pair:
+                process.answer("serving")
+            # 3
+            rows = [_row(spec, index, pair, limit) for index in range(len(spec.shape_buckets))]
+        except DeadlineError as error:
+            logs = "".join(last_lines(entry.log(f"latency-{who}")) for who in ("tuned", "restored"))
+            raise BuildError(spec.id, "latency", f"{error}{logs}") from error
+    shop.work.drop("tuned")
     entry.write(FACTS, canonical_bytes(rows))
     return rows
 
 
-def _command(
+def _process(
     shop: Shop, spec: EntrySpec, entry: EntryDir, who: str, extra: dict[str, str], before: Sequence[str] = ()
-) -> Command:
+) -> Dialogue:
     name = f"latency-{who}"
-    job = replace(shop.job("latency", spec, entry.pending(name)))
+    job = shop.job("latency", spec, entry.pending(name))
     path = entry.path / f"{name}.job"
     write_json(path, to_json(job))
     env = shop.environment(worker_count(), {"PATH": os.environ.get("PATH", os.defpath), **extra})
     limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * len(spec.shape_buckets)
     worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
-    return Command([*before, *worker], env, shop.work.home, limit_s, entry.log(name))
+    return Dialogue(Command([*before, *worker], env, shop.work.home, limit_s, entry.log(name)))
 
 
 def _row(spec: EntrySpec, index: int, pair: tuple[Dialogue, Dialogue], limit: float) -> dict[str, Json]:

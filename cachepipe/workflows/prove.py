@@ -16,6 +16,7 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.workflows.jobs import Shop, in_order, run_job, worker_count
+from cachepipe.workflows.quiet_gpu import turn
 
 RESTORE_DEADLINE_S = 600
 """A proof may wait for a slow store; a service has its own, shorter limit."""
@@ -58,7 +59,8 @@ def prove_entry(
         shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify"
     )
     job = in_order(job, tuple(reversed(job.bucket_order)))
-    run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
+    with turn(shop, spec):
+        run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
     return entry.finish(step)
 
 

@@ -1,17 +1,21 @@
 """Keeps a build's timings honest: on a GPU nothing is tuned unless it is quiet before and meanwhile.
 
-1 before: no other process uses the GPU
-2 meanwhile: it is sampled
-3 after: what disturbed it refuses the step, unless `--allow-noisy`; the samples' summary goes into the statement
+1 turn: builds of this machine share the GPU, except while one tunes
+2 before: no other process uses it
+3 meanwhile: it is sampled
+4 after: what disturbed it refuses the step, unless `--allow-noisy`; the samples' summary goes into the statement
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from cachepipe.adapters.gpu_watch import open_watch
+from cachepipe.adapters.gpu import visible_gpus
+from cachepipe.adapters.gpu_turn import gpu_turn
+from cachepipe.adapters.gpu_watch import GpuWatch, open_watch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
@@ -26,47 +30,74 @@ HINT = (
 )
 
 
+@contextmanager
+def turn(shop: Shop, spec: EntrySpec, is_alone: bool = False) -> Iterator[None]:
+    """Holds the GPU for a step, shared with other builds or alone; on a CPU, or without NVML, there is no turn to take."""
+    gpus = visible_gpus(os.environ) if spec.device == "cuda" else None
+    if gpus is None or not gpus.visible:
+        yield
+        return
+
+    def on_wait() -> None:
+        shop.progress.say(f"waiting: {spec.id}: another build uses the GPU")
+
+    with gpu_turn(gpus.visible[0].uuid, is_alone, on_wait):
+        yield
+
+
 def tuned_quietly(
-    shop: Shop, spec: EntrySpec, step: str, entry: EntryDir, tune: Callable[[], EntryEvidence]
+    shop: Shop,
+    spec: EntrySpec,
+    step: str,
+    entry: EntryDir,
+    tune: Callable[[], EntryEvidence],
+    *,
+    is_alone: bool = True,
 ) -> EntryEvidence:
     """Returns what `tune` gives, if it tuned nothing or the GPU was quiet; on a CPU nothing is watched.
 
     Args:
-        shop: where; `allows_noisy` only warns.
+        shop: where; with `allows_noisy` a noise is only a warning.
         spec: the entry.
         step: its name in files and messages.
         entry: gets `<step>.gpu`, the summary of the samples.
-        tune: runs the step.
+        tune: runs the step; called again if it shared the GPU, tuned after all and was disturbed.
+        is_alone: False: most likely it tunes nothing, and other builds may go on.
 
     Raises:
         BuildError: the GPU was not quiet; the step and what disturbed it are named.
     """
     if spec.device != "cuda":
         return tune()
-    with open_watch(os.environ) as watch:
+    # 1
+    with turn(shop, spec, is_alone), open_watch(os.environ) as watch:
         if watch is None:
             shop.progress.say(f"note: {spec.id}: NVML does not answer: nobody knows whether the GPU is quiet")
             return tune()
-        # 1
-        strangers = watch.strangers_before()
-        if strangers:
-            _refuse(shop, spec, step, f"{strangers} other processes use it")
-        # 2
-        with watch.sampling():
-            evidence = tune()
-        # 3
-        entry.write(f"{step}.gpu", canonical_bytes({"driver": watch.driver, **summary(watch.samples)}))
-        found = noises(watch.samples)
-        if found and evidence.work.benchmarks + evidence.work.tuning_runs > 0:
-            _refuse(shop, spec, step, "; ".join(found))
+        evidence, found = _watched(watch, step, entry, tune, is_alone)
+    # 4
+    if not found or evidence.work.benchmarks + evidence.work.tuning_runs == 0:
         return evidence
-
-
-def _refuse(shop: Shop, spec: EntrySpec, step: str, reason: str) -> None:
-    text = f"the GPU is not quiet enough to tune: {reason}"
+    if not is_alone:
+        return tuned_quietly(shop, spec, step, entry, tune)
+    text = f"the GPU was not quiet enough to tune: {'; '.join(found)}"
     if not shop.allows_noisy:
         raise BuildError(spec.id, step, text, hint=HINT)
     shop.progress.say(f"warning: {spec.id}: {step}: {text}")
+    return evidence
+
+
+def _watched(
+    watch: GpuWatch, step: str, entry: EntryDir, tune: Callable[[], EntryEvidence], is_alone: bool
+) -> tuple[EntryEvidence, tuple[str, ...]]:
+    # 2
+    strangers = watch.strangers_before() if is_alone else 0
+    # 3
+    with watch.sampling():
+        evidence = tune()
+    entry.write(f"{step}.gpu", canonical_bytes({"driver": watch.driver, **summary(watch.samples)}))
+    before = (f"{strangers} other processes used it before",) if strangers else ()
+    return evidence, (*before, *noises(watch.samples))
 
 
 def gpu_facts(entry: EntryDir, rounds: int) -> dict[str, Json]:

@@ -14,6 +14,7 @@ class Binding:
     """The NVML binding's functions that are used, over two boards, the second in MIG mode."""
 
     NVMLError = FakeError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     is_loaded = True
     shutdowns = 0
 
@@ -27,6 +28,12 @@ class Binding:
             "nvmlDeviceGetName": lambda h: "NVIDIA H200" if isinstance(h, int) else "NVIDIA H200 MIG 1g.18gb",
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=(140 if isinstance(h, int) else 16) << 30),
             "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=97, memory=40),
+            "nvmlDeviceGetClockInfo": lambda _, kind: {1: 1980, 2: 3201}[kind],
+            "nvmlDeviceGetTemperature": lambda *_: 52,
+            "nvmlDeviceGetPowerUsage": lambda _: 412_500,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 4,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
         }
         if name not in answers:
             raise AttributeError(name)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.release import REPOSITORY, clean_environment
 
-RESULTS = sorted((REPOSITORY / "ci" / "results").glob("*.json"))
+RESULTS = sorted((REPOSITORY / "ci" / "results").glob("cpu-*.json"))
 
 
 @pytest.fixture(scope="module")

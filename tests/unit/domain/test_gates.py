@@ -14,6 +14,7 @@ from cachepipe.domain.gates import (
     evidence_problems,
     judge,
     kind_problems,
+    latency_problems,
     refuse,
 )
 from cachepipe.errors import VerificationError
@@ -62,6 +63,9 @@ def test_a_restored_start_without_work_passes() -> None:
         (evidence(bucket(8), bucket(1, work=Work(triton_compiles=2))), "max_compiles: limit 0, found 2"),
         (evidence(bucket(8), bucket(1, work=Work(native_builds=1))), "max_compiles: limit 0, found 1"),
         (evidence(*GOOD, work=Work(native_builds=1)), "max_compiles: limit 0, found 1"),
+        (evidence(*GOOD, work=Work(compiler_runs=1)), "max_compiles: limit 0, found 1"),
+        (evidence(*GOOD, work=Work(native_builds=1, compiler_runs=1)), "max_compiles: limit 0, found 1"),
+        (evidence(*GOOD, work=Work(ptxas_runs=3, triton_compiles=2)), "max_compiles: limit 0, found 3"),
         (evidence(bucket(8), bucket(1, graph_breaks=1)), "max_graph_breaks: limit 0, found 1"),
         (evidence(*GOOD, outcomes="hm"), "min_hit_rate: limit 1, found 0.500 (fxgraph miss at batch=1)"),
         (evidence(*GOOD, outcomes="hhb"), "fxgraph bypass"),
@@ -181,3 +185,26 @@ def test_a_graph_break_is_one_line_with_place_reason_and_first_hint() -> None:
 )
 def test_a_graph_break_in_unknown_words_is_its_first_line(text: str, words: str) -> None:
     assert break_in_words(text) == words
+
+
+def test_cuda_graphs_and_kernels_asked_of_compile_workers_are_counted_and_not_gated() -> None:
+    work = Work(graph_captures=4, worker_kernels=2)
+    assert judge(GateLimits(), spec(), evidence(*GOOD, work=work), REFERENCES) == ()
+
+
+ROWS = [
+    {"shape_bucket": {"batch": 1}, "ratio": 1.04, "restored_ms": 1.04, "tuned_ms": 1.0},
+    {"shape_bucket": {"batch": 8}, "ratio": 1.06, "restored_ms": 5.3, "tuned_ms": 5.0},
+]
+
+
+def test_a_shape_bucket_that_is_slower_than_tuned_refuses_with_both_latencies() -> None:
+    found = latency_problems(GateLimits(), spec(device="cuda"), ROWS)
+    text = "max_latency_ratio: limit 1.05, found 1.060 (restored 5.3 ms, tuned 5 ms)"
+    assert found == (f"mlp/float32/default · batch=8: {text}",)
+
+
+def test_latency_is_judged_on_a_gpu_alone_and_a_ratio_that_is_no_number_refuses() -> None:
+    assert latency_problems(GateLimits(), spec(), ROWS) == ()
+    assert latency_problems(GateLimits(), spec(device="cuda"), []) == ()
+    assert len(latency_problems(GateLimits(), spec(device="cuda"), [{**ROWS[0], "ratio": float("nan")}])) == 1

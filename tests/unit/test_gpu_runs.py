@@ -1,0 +1,135 @@
+"""`ci/gpu`: the journal, the table with verdicts that can say no, and the wheels for a bare host."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.release import REPOSITORY, clean_environment
+
+CI = REPOSITORY / "ci"
+FACTS = {
+    "device": "NVIDIA H200",
+    "driver": "580.1",
+    "versions": {"torch": "2.11.0+cu130"},
+    "cores": 16,
+    "python": "3.12",
+}
+
+
+def load(name: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(f"cachepipe_{name.replace('-', '_')}", str(CI / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    before = list(sys.path)
+    yield load("gpu")
+    sys.path[:] = before
+
+
+def lines(journal: Any, entry: str, restored_s: float = 3.0, **work: int) -> None:
+    """Writes the lines of one entry: cold 60 + 20 s, restored as given."""
+    done = dict.fromkeys(("benchmarks", "tuning_runs", "triton_compiles", "native_builds"), 0) | work
+    facts = [{"cold_s": 60.0, "shape_bucket": {"batch": 8}}, {"cold_s": 20.0, "shape_bucket": {"batch": 1}}]
+    latency = [{"shape_bucket": {"batch": 8}, "ratio": 1.01}, {"shape_bucket": {"batch": 1}, "ratio": 0.99}]
+    sizes = {"packed": 1_000, "tuned": 74_000, "bundle": 6_000, "settled": 9_000}
+    build = {"variant": "build", "facts": facts, "tuning": {"latency": latency}, "bytes": sizes}
+    journal.note(f"{entry} · build", entry=entry, **build)
+    seconds = {"warm": 9.0, "bundle": 10.0, "restored": restored_s, "eager": 0.5, "trace": 3.0}
+    for variant, total in seconds.items():
+        for number in range(3 if variant == "restored" else 1):
+            run = {"first_calls_s": total + number, "calls_s": [total + number, 0.0], "ready_s": 6.0, "work": done}
+            journal.note(f"{entry} · {variant} · {number + 1}", entry=entry, variant=variant, round=number + 1, **run)
+
+
+def verdicts(script: Any, path: Path, *names: str) -> dict[str, tuple[str, bool]]:
+    found = script.gpu_table.read_lines([path])
+    entries = [script.gpu_table.Entry(name, found, "") for name in names]
+    return {row.what: (row.found, row.is_met) for row in script.gpu_table.targets(entries[0], entries)}
+
+
+def test_every_target_is_judged_by_medians_of_fresh_processes(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert:max-autotune", restored_s=2.0)
+    found = verdicts(script, path, "bert:max-autotune")
+    assert found["bert:max-autotune, first shape bucket: cold ÷ restored"] == ("20", True)
+    assert found["moved folder ÷ restored"] == ("3", True)
+    assert found["tuned bytes ÷ packed"] == ("74", True)
+    assert found["Σ restored ÷ Σ (trace + eager)"] == ("1", True)
+    assert found["latency, restored ÷ tuned, worst shape bucket"] == ("1.01", True)
+    assert all(is_met for _, is_met in found.values())
+
+
+def test_one_triton_compile_in_one_process_misses_the_target(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert:max-autotune")
+    lines(script.Journal(path, FACTS), "vit:max-autotune", triton_compiles=1)
+    found = verdicts(script, path, "bert:max-autotune", "vit:max-autotune")
+    assert found["all entries, restored: triton compiles"] == ("1", False)
+    assert found["bert:max-autotune, first shape bucket: cold ÷ restored"] == ("15", True)
+
+
+def test_what_was_not_measured_is_missed_and_shown_as_such(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    script.Journal(path, FACTS).note("bert · verify", entry="bert", variant="verify", shape_buckets=[])
+    found = verdicts(script, path, "bert")
+    assert {is_met for _, is_met in found.values()} == {False}
+    assert {text for text, _ in found.values()} == {"not measured"}
+
+
+def test_a_journal_is_read_again_and_a_failed_measurement_is_made_again(script: Any, tmp_path: Path) -> None:
+    journal = script.Journal(tmp_path / "lines.jsonl", FACTS)
+    journal.note("a · eager · 1", entry="a", variant="eager", error=1)
+    assert not journal.has("a · eager · 1")
+    journal.note("a · eager · 1", entry="a", variant="eager", first_calls_s=1.0)
+    again = script.Journal(tmp_path / "lines.jsonl", FACTS)
+    assert again.has("a · eager · 1")
+    (line,) = script.gpu_table.read_lines([tmp_path / "lines.jsonl"])
+    assert (line["first_calls_s"], line["device"], line["driver"]) == (1.0, "NVIDIA H200", "580.1")
+    assert line["date"].endswith("+00:00")
+
+
+def test_merge_writes_table_and_record_of_several_runs(tmp_path: Path) -> None:
+    script = load("gpu")
+    one, other = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    lines(script.Journal(one, FACTS), "bert-base:max-autotune")
+    lines(script.Journal(other, FACTS), "vit-b-16:max-autotune")
+    output = tmp_path / "record.json"
+    command = [sys.executable, str(CI / "gpu"), "--merge", str(one), str(other), "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment())
+    assert "| vit-b-16:max-autotune | 80.00 | 9.00 | 10.00 | 4.00 | 20.0 × |" in done.stdout
+    assert "| bundle bytes ÷ packed | >= 5 | 6 | met |" in done.stdout
+    record = json.loads(output.read_text())
+    assert record["machines"] == [{name: FACTS[name] for name in ("device", "driver", "versions")}]
+    assert len(record["lines"]) == 16 and record["medians_s"]["vit-b-16:max-autotune"]["restored"] == 4.0
+
+
+def test_every_entry_of_the_manifest_is_measured(script: Any) -> None:
+    from cachepipe.adapters.manifest_file import load_manifest
+
+    manifest = load_manifest(REPOSITORY / "manifests" / "h200.yaml")
+    declared = {f"{model.name}:{mode}" for model in manifest.models for mode in model.modes}
+    assert {entry.name for entry in script.H200} == declared
+    assert all(not entry.eager_of or entry.counts.eager == 0 for entry in script.H200)
+
+
+def test_wheels_are_asked_for_by_the_projects_own_dependencies() -> None:
+    wheels = load("gpu-wheels")
+    names = {wheels.normal(text) for text in wheels.requirements()}
+    assert {"torch", "pydantic", "pyyaml", "zstandard", "nvidia-ml-py"} <= names
+    assert wheels.normal("PyYAML>=6.0.1") == "pyyaml" and wheels.normal("nvidia_ml.py == 1") == "nvidia-ml-py"
