@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,10 @@ class Later(Exception):
     """Not enough time is left in this invocation."""
 
 
+class Failed(Exception):
+    """A command failed; the rest of this entry is left out, the other entries go on."""
+
+
 class Journal:
     """The lines that are written as it goes; what stands there is not measured again."""
 
@@ -101,11 +106,14 @@ class Runs:
 
     def measure_missing(self, entry: Entry) -> None:
         """Measures what is missing of a built entry; raises `Later` when the time is over."""
+        if not (self.folder(entry) / "built.json").exists():
+            return
         for key, seconds, measure in self.steps(entry):
             if not self.journal.has(key):
                 self.need(seconds)
-                say(key)
+                begin = time.monotonic()
                 self.journal.note(key, entry=entry.name, **measure())
+                say(f"{key}: done in {time.monotonic() - begin:.1f} s")
         shutil.rmtree(self.folder(entry), ignore_errors=True)  # the host's disk is small
 
     def steps(self, entry: Entry) -> Sequence[tuple[str, float, Callable[[], dict[str, Any]]]]:
@@ -171,6 +179,7 @@ class Runs:
             "resumed": is_begun,
         }
         (folder / "built.json").write_text(json.dumps(result))
+        say(f"{entry.name} · build: done in {seconds:.1f} s")
 
     def wipe(self, entry: Entry) -> None:
         """Removes every folder in which a build, torch, Triton or the driver keeps what was compiled: HOME and TMPDIR as well."""
@@ -275,15 +284,18 @@ class Runs:
 
     def command(self, words: Sequence[str], accepted: Sequence[int] = (0,), limit_s: float = CHILD_LIMIT_S) -> str:
         """Returns what a cachepipe command printed; one that outlasts the limit is interrupted and goes on next time."""
-        process = subprocess.Popen([*cachepipe(), *words], env=clean_environment(), stdout=subprocess.PIPE, text=True)
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            raise Later from None
-        if process.returncode not in accepted:
-            raise SystemExit(f"gpu: cachepipe {words[0]}: exit {process.returncode}\n{output[-4000:]}")
+        with tempfile.TemporaryFile("w+") as talk:
+            command = [*cachepipe(), *words]
+            process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=talk, text=True)
+            try:
+                output, _ = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                process.communicate()
+                raise Later from None
+            if process.returncode not in accepted:
+                talk.seek(0)
+                raise Failed(f"cachepipe {words[0]}: exit {process.returncode}\n{talk.read()[-4000:]}")
         return output
 
 
@@ -303,7 +315,7 @@ def run_child(words: Sequence[str], job: dict[str, Any], job_file: Path, env: Ma
     job_file.write_text(json.dumps(job))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
     if done.returncode != 0:
-        return {"error": done.returncode, "stderr": done.stderr[-4000:]}
+        raise Failed(f"{job['variant']}: exit {done.returncode}\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
