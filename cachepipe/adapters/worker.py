@@ -97,9 +97,9 @@ class Session:
         import torch
 
         self.import_s = time.perf_counter() - STARTED
-        is_trim = self.job.step == "trim"
-        root = self.job.root if is_trim else os.environ.get("CACHEPIPE_ROOT", "")
-        backports.apply(root, torch.__version__, is_trim)
+        is_builder = self.job.step in ("settle", "trim")
+        root = self.job.root if is_builder else os.environ.get("CACHEPIPE_ROOT", "")
+        backports.apply(root, torch.__version__, is_builder)
         if not self.is_eager:
             from cachepipe.runtime.recorder import Recorder
 

@@ -6,6 +6,7 @@ version nothing is changed and the service is told in one line which version it 
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -30,8 +31,8 @@ class Backport:
     """Patched right after its import."""
     patch: Callable[[ModuleType, str], None]
     """Called with the module and the restored folder."""
-    is_for_trim: bool
-    """Acts also while the builder finds out which files a start opens: it must not hide one of them."""
+    is_for_builder: bool
+    """Acts also while the builder settles and finds out which files a start opens: it must not hide one of them."""
 
 
 def _skip_isa_probe(module: ModuleType, root: str) -> None:
@@ -41,6 +42,7 @@ def _skip_isa_probe(module: ModuleType, root: str) -> None:
     folder = os.path.join(os.path.realpath(root), "")
     applied_ns = time.time_ns()
 
+    @functools.wraps(probe)
     def probe_load(self: Any, output_path: str) -> bool:
         try:
             is_restored = os.path.realpath(output_path).startswith(folder)
@@ -59,12 +61,14 @@ def _honour_tuning_record(module: ModuleType, root: str) -> None:
     again at every start. Here the record decides, read below the restored folder and not at the builder's path."""
     original: Callable[[Any, Callable[[], Any]], None] = module.CachingAutotuner.recheck_autotune_cache
 
+    @functools.wraps(original)
     def recheck_autotune_cache(self: Any, reload_kernel_from_src: Callable[[], Any]) -> None:
         record = _tuning_record(self, root)
         for result in self.compile_results if record else ():
             if _is_config(result.config, record):
                 result.config.found_by_coordesc = bool(record.get("found_by_coordesc"))
                 self.compile_results = [result]
+                self.autotune_cache_info = {"autotune_cache_state": "hit"}
                 return
         original(self, reload_kernel_from_src)
 
@@ -76,19 +80,113 @@ def _tuning_record(kernel: Any, root: str) -> dict[str, Any]:
 
     if not kernel.filename:
         return {}
-    folder, name = os.path.split(kernel.filename)
-    live = os.path.join(root, "inductor", os.path.basename(folder), name)
-    if os.path.isdir(os.path.dirname(live)):
-        kernel.filename = live
+    kernel.filename = _live(kernel.filename, root)
     cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "")
     record: Any = cache._read() if cache else None
     return dict(record) if isinstance(record, dict) else {}
+
+
+def _live(path: str, root: str) -> str:
+    """Returns the place below the live folder of a file that a pickle names where the builder had it."""
+    live = os.path.join(root, "inductor", "")
+    if path.startswith(live):
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(live, os.path.basename(folder), name)
+
+
+def _save_below_live_root(module: ModuleType, root: str) -> None:
+    """A pickled kernel holds the path of its record as the builder had it: tuned again, it would write there."""
+    save: Callable[..., None] = module.AutotuneCache.save
+
+    @functools.wraps(save)  # its name is pickled: kernels hold the bound method
+    def save_live(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.local_cache:
+            cache, path = self.local_cache
+            self.local_cache = (cache, _live(path, root))
+        save(self, *args, **kwargs)
+
+    module.AutotuneCache.save = save_live
+
+
+def _accept_scaled_winner(module: Any, root: str) -> None:
+    """The winner may be a config that torch added while it tuned (a reduction with half the block); at the next start it
+    stands in no list, its record is passed over, and all is timed again."""
+    load: Callable[..., Any] = module._load_cached_autotuning
+
+    @functools.wraps(load)
+    def load_cached_autotuning(best: Any, configs_hash: str, configs: Any, inductor_meta: Any) -> Any:
+        record = dict(best or {})
+        found = load(best, configs_hash, configs, inductor_meta)
+        if found is not None or not configs or record.pop("configs_hash", None) != configs_hash:
+            return found
+        for name in ("found_by_coordesc", "time_taken_ms", "triton_cache_hash"):
+            record.pop(name, None)
+        if "XBLOCK" in configs[0].kwargs:
+            record.setdefault("XBLOCK", 1)  # torch drops it from kernels that have none, but after this look-up
+        options = {name: record.pop(name) for name in _LAUNCH_OPTIONS if name in record}
+        launch = {name: value for name, value in options.items() if name in _ALWAYS or module.HAS_WARP_SPEC}
+        if not launch.keys() >= _ALWAYS or record.keys() != configs[0].kwargs.keys():
+            return None
+        config = module.Config(record, **launch)
+        config.found_by_coordesc = False
+        return config
+
+    module._load_cached_autotuning = load_cached_autotuning
+
+
+_ALWAYS = frozenset({"num_warps", "num_stages"})
+_LAUNCH_OPTIONS = (*sorted(_ALWAYS), "num_consumer_groups", "num_buffers_warp_spec")
+
+
+def _record_single_config(module: Any, root: str) -> None:
+    """torch keeps no record for a kernel with one config, though it may add one with half the reduction block and time both:
+    at every start. With a record it is done once."""
+    check: Callable[..., Any] = module.check_autotune_cache
+
+    @functools.wraps(check)
+    def check_autotune_cache(configs: Any, filename: Any, inductor_meta: Any) -> Any:
+        found, cache, info = check(configs, filename, inductor_meta)
+        is_off = filename is None or inductor_meta.get("force_disable_caches", False) or _interprets()
+        if cache is not None or len(configs) != 1 or is_off:
+            return found, cache, info
+        cache = module.AutotuneCache.create(inductor_meta, filename, module.hash_configs(configs))
+        best = cache.read_best(inductor_meta, configs) if cache else None
+        return ([best], cache, {"autotune_cache_state": "hit"}) if best else (found, cache, info)
+
+    module.check_autotune_cache = check_autotune_cache
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _keep_recorded_block(module: ModuleType, root: str) -> None:
+    """A kernel whose record was found is tuned: torch would still add a config with half the block, and time both."""
+    scale: Callable[[Any], None] = module.CachingAutotuner._dynamic_scale_rblock
+
+    @functools.wraps(scale)
+    def dynamic_scale_rblock(self: Any) -> None:
+        if (getattr(self, "autotune_cache_info", None) or {}).get("autotune_cache_state") != "hit":
+            scale(self)
+
+    module.CachingAutotuner._dynamic_scale_rblock = dynamic_scale_rblock
+
+
+def _ignore_ci(module: Any, root: str) -> None:
+    """The default of one key part follows the variable CI, and this version has no variable of its own for it."""
+    if not module.error_on_custom_op_aliasing:
+        return
+    module.error_on_custom_op_aliasing = False
 
 
 def _is_config(config: Any, record: dict[str, Any]) -> bool:
     chosen = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     return all(name in record and record[name] == value for name, value in chosen.items())
 
+
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+_RECORDS = "torch._inductor.runtime.autotune_cache"
 
 TABLE = (
     Backport(
@@ -97,9 +195,59 @@ TABLE = (
         last=(2, 11),
         reference="pytorch/pytorch#172819; torch/_inductor/runtime/triton_heuristics.py: recheck_autotune_cache, in 2.11.0",
         what="takes the tuning record of a restored kernel with one config for what it is: the end of its tuning",
-        module="torch._inductor.runtime.triton_heuristics",
+        module=_HEURISTICS,
         patch=_honour_tuning_record,
-        is_for_trim=True,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="record-path",
+        first=(2, 11),
+        last=(2, 11),
+        reference="torch/_inductor/runtime/autotune_cache.py: AutotuneCache.save, in 2.11.0",
+        what="writes the record of a kernel that is tuned after all below the live folder, never where the builder had it",
+        module=_RECORDS,
+        patch=_save_below_live_root,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="scaled-winner",
+        first=(2, 11),
+        last=(2, 11),
+        reference="pytorch/pytorch#181789; torch/_inductor/runtime/autotune_cache.py: _load_cached_autotuning, in 2.11.0 and 2.13.0",
+        what="accepts the record of a winner that torch added to its list while tuning",
+        module=_RECORDS,
+        patch=_accept_scaled_winner,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="single-record",
+        first=(2, 11),
+        last=(2, 11),
+        reference="torch/_inductor/runtime/triton_heuristics.py: check_autotune_cache, in 2.11.0; the same in 2.13.0",
+        what="keeps a tuning record also for a kernel with one config, to which torch may add another",
+        module=_HEURISTICS,
+        patch=_record_single_config,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="recorded-block",
+        first=(2, 11),
+        last=(2, 11),
+        reference="pytorch/pytorch#181789; torch/_inductor/runtime/triton_heuristics.py: _dynamic_scale_rblock, in 2.11.0 and 2.13.0",
+        what="adds no config with a smaller reduction block to a kernel whose tuning record was found",
+        module=_HEURISTICS,
+        patch=_keep_recorded_block,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="custom-op-aliasing",
+        first=(2, 11),
+        last=(2, 11),
+        reference="torch/_functorch/config.py: error_on_custom_op_aliasing, in 2.11.0; a variable of its own from 2.13",
+        what="sets a key part as builders have it, also in a process that has CI in its environment",
+        module="torch._functorch.config",
+        patch=_ignore_ci,
+        is_for_builder=True,
     ),
     Backport(
         name="isa-probe",
@@ -109,20 +257,20 @@ TABLE = (
         what="does not load the restored probe objects of the vector instruction sets in processes of their own",
         module="torch._inductor.cpu_vec_isa",
         patch=_skip_isa_probe,
-        is_for_trim=False,
+        is_for_builder=False,
     ),
 )
 
 _applied: list[str] = []
 
 
-def apply(root: str, torch_version: str, is_trim: bool = False) -> list[str]:
+def apply(root: str, torch_version: str, is_builder: bool = False) -> list[str]:
     """Applies the back-ports of a version once per process, each when its module is imported.
 
     Args:
         root: the restored folder; empty on a cold start, which is left alone.
         torch_version: e.g. `2.13.0+cpu`.
-        is_trim: this is the builder's trim step.
+        is_builder: this is the builder's settle or trim step.
 
     Returns:
         The names of those that apply.
@@ -130,7 +278,7 @@ def apply(root: str, torch_version: str, is_trim: bool = False) -> list[str]:
     if not root or _applied:
         return _applied
     for backport in matching(torch_version):
-        if is_trim and not backport.is_for_trim:
+        if is_builder and not backport.is_for_builder:
             continue
         _applied.append(backport.name)
         when_imported(backport.module, _with_root(backport, root))
