@@ -63,7 +63,7 @@ def _honour_tuning_record(module: ModuleType, root: str) -> None:
 
     @functools.wraps(original)
     def recheck_autotune_cache(self: Any, reload_kernel_from_src: Callable[[], Any]) -> None:
-        record = _tuning_record(self, root)
+        record = _tuning_record(module.AutotuneCache, self, root)
         for result in self.compile_results if record else ():
             if _is_config(result.config, record):
                 result.config.found_by_coordesc = bool(record.get("found_by_coordesc"))
@@ -75,13 +75,11 @@ def _honour_tuning_record(module: ModuleType, root: str) -> None:
     module.CachingAutotuner.recheck_autotune_cache = recheck_autotune_cache
 
 
-def _tuning_record(kernel: Any, root: str) -> dict[str, Any]:
-    from torch._inductor.runtime.autotune_cache import AutotuneCache
-
+def _tuning_record(records: Any, kernel: Any, root: str) -> dict[str, Any]:
     if not kernel.filename:
         return {}
     kernel.filename = _live(kernel.filename, root)
-    cache = AutotuneCache.create(kernel.inductor_meta, kernel.filename, "")
+    cache = records.create(kernel.inductor_meta, kernel.filename, "")
     record: Any = cache._read() if cache else None
     return dict(record) if isinstance(record, dict) else {}
 

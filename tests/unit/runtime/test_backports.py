@@ -73,7 +73,7 @@ calls = []
 class Autotuner:
     def recheck_autotune_cache(self, reload):
         calls.append(self.filename)
-stand_in = types.SimpleNamespace(CachingAutotuner=Autotuner)
+stand_in = types.SimpleNamespace(CachingAutotuner=Autotuner, AutotuneCache=records.AutotuneCache)
 backports._honour_tuning_record(stand_in, {root!r})
 
 def config(**kwargs):
