@@ -65,9 +65,10 @@ def latency(shop: Shop, spec: EntrySpec, entry: EntryDir, source: RestoreSource,
             # 3
             rows = [_row(spec, index, pair, limit) for index in range(len(spec.shape_buckets))]
         except DeadlineError as error:
-            logs = "".join(last_lines(entry.log(f"latency-{who}")) for who in ("tuned", "restored"))
-            raise BuildError(spec.id, "latency", f"{error}{logs}") from error
+            raise BuildError(spec.id, "latency", f"{error}{_why(entry)}") from error
     shop.work.drop("tuned")
+    for who in ("tuned", "restored"):
+        entry.pending(f"latency-{who}")  # an old one is removed
     entry.write(FACTS, canonical_bytes(rows))
     return rows
 
@@ -83,6 +84,16 @@ def _process(
     limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * len(spec.shape_buckets)
     worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
     return Dialogue(Command([*before, *worker], env, shop.work.home, limit_s, entry.log(name)))
+
+
+def _why(entry: EntryDir) -> str:
+    """Returns what both processes left: the error of their evidence, or the last lines of their logs."""
+    found = []
+    for who in ("tuned", "restored"):
+        evidence = entry.read_pending(f"latency-{who}")
+        error = evidence.error if evidence is not None else ""
+        found.append(f"\n{who}: {error}" if error else last_lines(entry.log(f"latency-{who}")))
+    return "".join(found)
 
 
 def _row(spec: EntrySpec, index: int, pair: tuple[Dialogue, Dialogue], limit: float) -> dict[str, Json]:
