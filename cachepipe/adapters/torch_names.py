@@ -1,0 +1,81 @@
+"""Every name of torch and Triton that is not public and that cachepipe uses, with the versions in which it was read.
+
+The one table: `ci/torch-names` looks each of them up in a wheel without importing it, a test looks them up in the torch that is
+installed, and another one that no module uses a name that is missing here. A name stands in this module's table alone, or in
+`torch_work.NAMES` if its calls are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cachepipe.adapters.torch_work import NAMES as COUNTED
+from cachepipe.adapters.torch_work import WORKER_COMPILE
+
+Version = tuple[int, int]
+FIRST: Version = (2, 11)
+LAST: Version = (2, 13)
+
+
+class Name(NamedTuple):
+    module: str
+    path: str
+    """Attribute path in the module: a function, a class, `Class.method`, a setting."""
+    first: Version = FIRST
+    last: Version = LAST
+    """Versions of torch in which it must exist, both included."""
+
+    def is_in(self, version: Version) -> bool:
+        return self.first <= version <= self.last
+
+
+_DYNAMO_SETTINGS = (
+    "accumulated_recompile_limit",
+    "disable",
+    "fail_on_recompile_limit_hit",
+    "recompile_limit",
+    "suppress_errors",
+)
+_SINCE: Mapping[str, Version] = {"VecISA._probe_load": (2, 13)}
+_RECORDS = "torch._inductor.runtime.autotune_cache"
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+
+TABLE: tuple[Name, ...] = (
+    *(Name(module, path, _SINCE.get(path, FIRST)) for module, path, _ in COUNTED),
+    *(Name("torch._dynamo.config", setting) for setting in _DYNAMO_SETTINGS),
+    Name("torch._dynamo", "mark_dynamic"),
+    Name("torch._dynamo.callback", "CompilationCallbackHandler.register_start_callback"),
+    Name("torch._dynamo.callback", "CompilationCallbackHandler.register_end_callback"),
+    Name("torch._dynamo.callback", "CompilationCallbackHandler.remove_start_callback"),
+    Name("torch._dynamo.callback", "callback_handler"),
+    Name("torch._dynamo.eval_frame", "_stance"),
+    Name("torch._dynamo.exc", "BackendCompilerFailed"),
+    Name("torch._functorch.config", "enable_autograd_cache"),
+    Name("torch._functorch.config", "error_on_custom_op_aliasing"),
+    Name("torch._functorch._aot_autograd.autograd_cache", "log"),
+    Name("torch._inductor", "list_mode_options"),
+    Name("torch._inductor.config", "force_disable_caches"),
+    Name("torch._inductor.config", "fx_graph_cache"),
+    Name("torch._inductor.runtime.compile_tasks", WORKER_COMPILE),
+    Name("torch._inductor.runtime.compile_tasks", "_set_triton_ptxas_path"),
+    Name("torch.utils._config_module", "ConfigModule.get_config_copy"),
+    Name(_RECORDS, "AutotuneCache.create"),
+    Name(_RECORDS, "AutotuneCache.read_best"),
+    Name(_RECORDS, "AutotuneCache.save"),
+    Name(_RECORDS, "AutotuneCache._read"),
+    Name(_RECORDS, "HAS_WARP_SPEC"),
+    Name(_RECORDS, "_load_cached_autotuning"),
+    Name(_HEURISTICS, "CachingAutotuner._dynamic_scale_rblock"),
+    Name(_HEURISTICS, "CachingAutotuner.recheck_autotune_cache"),
+    Name(_HEURISTICS, "AutotuneCache"),
+    Name(_HEURISTICS, "check_autotune_cache"),
+    Name(_HEURISTICS, "hash_configs"),
+    Name("triton.knobs", "compilation"),
+    Name("triton.knobs", "compilation_knobs.listener"),
+)
+
+
+def names_of(version: Version) -> tuple[Name, ...]:
+    """Returns the names that a version of torch must have."""
+    return tuple(dict.fromkeys(name for name in TABLE if name.is_in(version)))
