@@ -27,7 +27,7 @@ def test_trim_opens_every_probe_object() -> None:
     assert [row.name for row in TABLE if not row.is_for_builder] == ["isa-probe"]
 
 
-@pytest.mark.parametrize("other", ["2.7.0", "2.12.1", "2.14.0", "3.0", "", "main", "2"])
+@pytest.mark.parametrize("other", ["2.7.0", "2.10.0", "2.14.0", "3.0", "", "main", "2"])
 def test_other_versions_are_left_alone(other: str) -> None:
     assert matching(other) == ()
 
