@@ -126,7 +126,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, BuildSumma
     """A published release; tests that change a project work on a copy."""
     project = Project(tmp_path_factory.mktemp("project"))
     project.declare(("mlp", "mlp", "{}"))
-    summary, talk = project.build(report=project.root / "report")
+    summary, talk = project.build(report=project.root / "report", keeps_tuned=True)
     return project, summary, talk
 
 
@@ -176,6 +176,20 @@ def test_case_a2_verify_passes_without_a_compiler_from_an_empty_folder(
     (path,) = (project.root / "verified").iterdir()
     evidence = read_evidence(path)
     assert evidence is not None and evidence.step == "verify"
+
+
+def test_restored_calls_are_timed_in_turns_with_tuned_ones_and_what_was_tuned_is_kept(
+    built: tuple[Project, BuildSummary, str],
+) -> None:
+    project, _, _ = built
+    store = open_store(f"file://{project.root}/store")
+    index = read_channel(store, "tiny", "candidate", datetime.now(timezone.utc)).index
+    (row,) = read_artifact(store, index.rows[0]).statement.entries[0].tuning["latency"]
+    assert row["shape_bucket"] == {"batch": 4} and row["calls"] == 200
+    assert row["ratio"] == pytest.approx(row["restored_ms"] / row["tuned_ms"], abs=0.001) and row["tuned_ms"] > 0
+    (entry,) = project.root.glob(".cachepipe/tiny/entries/*/latency.record")
+    assert (entry.parent / "tune" / "inductor").is_dir() and (entry.parent / "tune.bundle").stat().st_size > 0
+    assert not list(entry.parent.glob(".latency-*")) and not (project.root / ".cachepipe/tiny/tuned").exists()
 
 
 def test_an_unchanged_release_is_not_built_again(built: tuple[Project, BuildSummary, str]) -> None:
