@@ -144,21 +144,6 @@ def _union(where: str, one: Json, other: Json) -> Json:
     return one
 
 
-def moved_copy(tree: Path, root: str, target: Path) -> None:
-    """Copies a tree that was compiled at `root` to `target`, so that a process there finds all of it.
-
-    Triton's group files name their members absolutely; a member that is not there makes Triton compile the kernel anew.
-    """
-    for file in list_tree(tree):
-        data = (tree / file.path).read_bytes()
-        if os.path.basename(file.path).startswith("__grp__"):
-            data = data.replace(f"{root}/".encode(), f"{target}/".encode())
-        there = target / file.path
-        there.parent.mkdir(parents=True, exist_ok=True)
-        there.write_bytes(data)
-        there.chmod(file.mode)
-
-
 def name_cubins_in_full(root: Path) -> tuple[str, ...]:
     """Gives each Triton kernel's cubin the name by which torch looks for it; returns the paths of the new copies.
 

@@ -105,6 +105,19 @@ def _portable(file: TreeFile, data: bytes, root: str) -> tuple[bytes, bool, bool
     return portable, portable != data, _json_text(root) in portable
 
 
+def moved_copy(tree: Path, root: str, target: Path) -> None:
+    """Copies a tree that was compiled at `root` to `target`, so that a process there finds all of it.
+
+    Group files name their members absolutely; a member that is not there makes Triton compile the kernel anew.
+    """
+    for file in list_tree(tree):
+        data, has_token, _ = _portable(file, (tree / file.path).read_bytes(), root)
+        there = target / file.path
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(placed(data, str(target)) if has_token else data)
+        there.chmod(file.mode)
+
+
 def placed(text: bytes, root: str) -> bytes:
     """Returns a group file's text for the folder `root`."""
     return text.replace(ROOT_TOKEN.encode(), _json_text(root))

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from cachepipe.adapters.cachetree import moved_copy
 from cachepipe.adapters.children import Command, last_lines
 from cachepipe.adapters.dialogue import Dialogue
+from cachepipe.adapters.packs import moved_copy
 from cachepipe.adapters.workdir import EntryDir, write_json
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.record import Json, canonical_bytes, parse_json, to_json
