@@ -1,0 +1,132 @@
+"""What only a GPU can show: built, restored here and elsewhere, nothing tuned or compiled again; two minutes on an H200."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from cachepipe.adapters.gpu import visible_gpus
+from cachepipe.adapters.gpu_watch import open_watch
+from cachepipe.adapters.progress import Lines
+from cachepipe.adapters.workdir import read_evidence
+from cachepipe.domain.evidence import EntryEvidence, Work
+from cachepipe.workflows.build import BuildRequest, BuildSummary, build
+from cachepipe.workflows.verify import VerifyRequest, verify
+
+
+def has_gpu() -> bool:
+    gpus = visible_gpus(os.environ)
+    return gpus is not None and bool(gpus.visible)
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not has_gpu(), reason="no GPU is visible")]
+
+MODEL = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(width)  # a reduction that is not persistent
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, input):
+        return input + self.down(torch.nn.functional.gelu(self.up(self.norm(input))))
+
+def blocks(width=2048):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(width), Block(width))
+"""
+MANIFEST = """
+version: 1
+name: gpu
+cache_root: {root}/cache
+store: file://{root}/store
+targets: [{{device: cuda}}]
+models:
+  - name: blocks
+    factory: gpu_model:blocks
+    dtypes: [bfloat16]
+    modes: [max-autotune, default]
+    inputs: {{input: {{shape: [batch, 2048]}}}}
+    shape_buckets: [{{batch: 512}}, {{batch: 64}}]
+    tolerance: {{rtol: 0.1, atol: 0.1}}
+gates: {{min_speedup: 1.0}}
+"""
+
+
+class Silence:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@dataclasses.dataclass
+class Built:
+    root: Path
+    manifest: Path
+    summary: BuildSummary
+
+    def evidence(self, mode: str, step: str) -> EntryEvidence:
+        found = read_evidence(self.root / "report" / f"blocks_bfloat16_{mode}.{step}.json")
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    root = tmp_path_factory.mktemp("gpu")
+    (root / "gpu_model.py").write_text(MODEL)
+    manifest = root / "manifest.yaml"
+    manifest.write_text(MANIFEST.format(root=root))
+    request = BuildRequest(manifest, report=root / "report", allows_noisy=True)
+    progress = Lines(Silence(), lambda: 0.0)  # type: ignore[arg-type]
+    (summary,) = build(request, progress, datetime.now(timezone.utc))
+    return Built(root, manifest, summary)
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "default"])
+def test_a_restored_start_does_no_work(built: Built, mode: str) -> None:
+    work = built.evidence(mode, "prove").work
+    assert (work.benchmarks, work.tuning_runs, work.compiles, work.new_files) == (0, 0, 0, 0)
+    assert built.evidence(mode, "tune").work.triton_compiles > 0
+
+
+def test_cuda_graphs_are_recorded_at_every_start_and_counted_apart(built: Built) -> None:
+    assert built.evidence("max-autotune", "prove").work.graph_captures > 0
+    assert built.evidence("default", "prove").work.graph_captures == 0
+
+
+def test_at_another_path_it_does_no_work_either_and_nothing_is_written_at_the_builders(built: Built) -> None:
+    request = VerifyRequest(built.manifest, cache_root=str(built.root / "elsewhere"), hides_compiler=True)
+    (found,) = verify(request, Lines(Silence(), lambda: 0.0), datetime.now(timezone.utc))  # type: ignore[arg-type]
+    assert found.violations == ()
+    for row in found.shape_buckets:
+        assert dataclasses.replace(row.work, compiler_queries=0, graph_captures=0, worker_kernels=0) == Work()
+    assert not (built.root / "cache" / "gpu").exists()
+
+
+def test_the_gpu_was_watched_while_it_tuned_and_latencies_are_in_the_statement(built: Built) -> None:
+    from cachepipe.adapters.store import open_store
+    from cachepipe.workflows.fetch import resolve_ref
+
+    statement = resolve_ref(open_store(f"file://{built.root}/store"), "gpu@candidate").statement
+    for record in statement.entries:
+        facts = record.tuning["gpu"]["tune"]
+        assert facts["samples"] > 4 and facts["driver"] and facts["temperature_c"][0] > 0, json.dumps(facts)
+        assert [row["calls"] for row in record.tuning["latency"]] == [200, 200]
+    assert statement.variables["TRITON_PTXAS_PATH"].endswith("/bin/ptxas")
+
+
+def test_a_look_at_the_gpu_tells_clocks_and_heat() -> None:
+    with open_watch(os.environ) as watch:
+        assert watch is not None
+        sample = watch.sample()
+    assert sample.sm_mhz > 0 and sample.temperature_c > 0 and sample.power_w > 0
