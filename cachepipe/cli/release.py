@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from cachepipe.adapters.progress import open_progress
-from cachepipe.cli.options import FOLDER, cache_root_option, json_option, manifest_argument, option, store_option
+from cachepipe.cli.options import (
+    FOLDER,
+    cache_root_option,
+    finite,
+    json_option,
+    manifest_argument,
+    option,
+    store_option,
+)
 from cachepipe.cli.output import print_json, print_table
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.record import Json
@@ -91,6 +99,13 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
 @option("--fresh", "is_fresh", is_flag=True, help="Build everything anew.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
 @option("--allow-noisy", "allows_noisy", is_flag=True, help="Tune although the GPU is shared, throttled or unsteady.")
+@option(
+    "--max-latency-ratio",
+    type=click.FloatRange(min=0),
+    callback=finite,
+    metavar="R",
+    help="In place of the manifest's gate: later calls, restored ÷ tuned.",
+)
 @option("--keep-tuned", "keeps_tuned", is_flag=True, help="Keep tuned folders and torch's own bundles, to compare.")
 @json_option
 def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: Any) -> None:

@@ -77,6 +77,8 @@ class BuildRequest:
     """See `Shop.keeps_tuned`."""
     allows_noisy: bool = False
     """See `Shop.allows_noisy`."""
+    max_latency_ratio: float | None = None
+    """In place of the manifest's gate."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,7 @@ def build(request: BuildRequest, progress: Progress, now: datetime) -> tuple[Bui
         StoreError, ConflictError, IntegrityError, TrustError, NoRoomError: publishing failed.
         Interrupted: SIGINT or SIGTERM; finished steps are kept.
     """
-    manifest = load_manifest(request.manifest)
-    if request.cache_root is not None:
-        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": request.cache_root})
+    manifest = _manifest(request)
     url = request.store or manifest.store
     if url is None and request.publishes:
         raise UsageError(
@@ -152,6 +152,17 @@ def build(request: BuildRequest, progress: Progress, now: datetime) -> tuple[Bui
         plan = plan_release(manifest, request.manifest, device)
         summaries.append(_build_target(request, manifest, plan, store, (progress, now)))
     return tuple(summaries)
+
+
+def _manifest(request: BuildRequest) -> Manifest:
+    """Returns the manifest with what the options give in place of it."""
+    manifest = load_manifest(request.manifest)
+    if request.max_latency_ratio is not None:
+        gates = manifest.gates.model_copy(update={"max_latency_ratio": request.max_latency_ratio})
+        manifest = manifest.model_copy(update={"gates": gates})
+    if request.cache_root is not None:
+        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": request.cache_root})
+    return manifest
 
 
 def _build_target(
