@@ -292,8 +292,7 @@ def _with_latency(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -
     for piece in pieces:
         spec = piece.planned.spec
         if not piece.is_carried and keeps_tuned(run.shop, spec):
-            limit = run.manifest.gates.max_latency_ratio
-            rows = latency(run.shop, spec, piece.entry, source, limit)
+            rows = latency(run.shop, spec, piece.entry, source)
             if not run.shop.keeps_tuned:
                 piece.entry.drop_tree("tune")
             piece = replace(piece, record=replace(piece.record, tuning={**piece.record.tuning, "latency": rows}))  # noqa: PLW2901
