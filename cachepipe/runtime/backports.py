@@ -171,6 +171,28 @@ def _keep_recorded_block(module: ModuleType, root: str) -> None:
     module.CachingAutotuner._dynamic_scale_rblock = dynamic_scale_rblock
 
 
+def _load_here(module: Any, root: str) -> None:
+    """A compile worker has none of these back-ports, and a kernel that it sends back is pickled: the mark that coordinate
+    descent chose its config is lost, and the kernel is tuned again at every start whose workers are up in time. So what a hit
+    loads is loaded in this process, for which no worker is started; what a miss compiles has the workers."""
+    module.compile_threads = 1
+
+    def compile_with_workers(compiler: Any) -> None:
+        codegen: Callable[..., Any] = compiler.fx_codegen_and_compile
+
+        @functools.wraps(codegen)
+        def fx_codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
+            module.compile_threads = module.decide_compile_threads()
+            try:
+                return codegen(*args, **kwargs)
+            finally:
+                module.compile_threads = 1
+
+        compiler.fx_codegen_and_compile = fx_codegen_and_compile
+
+    when_imported("torch._inductor.compile_fx", compile_with_workers)
+
+
 def _ignore_ci(module: Any, root: str) -> None:
     """The default of one key part follows the variable CI, and this version has no variable of its own for it."""
     if not module.error_on_custom_op_aliasing:
@@ -235,6 +257,16 @@ TABLE = (
         what="adds no config with a smaller reduction block to a kernel whose tuning record was found",
         module=_HEURISTICS,
         patch=_keep_recorded_block,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="load-here",
+        first=(2, 11),
+        last=(2, 13),
+        reference="torch/_inductor/async_compile.py: AsyncCompile.triton; triton/runtime/autotuner.py: Config.__setstate__; 2.11.0 to 2.13.0",
+        what="loads restored kernels in the service's own process; compile workers are started at the first miss",
+        module="torch._inductor.config",
+        patch=_load_here,
         is_for_builder=True,
     ),
     Backport(

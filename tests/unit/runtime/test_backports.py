@@ -112,3 +112,30 @@ def test_tuning_record_decides_for_its_own_config_and_leaves_every_other_kernel_
     code = KERNEL.format(path=sys.path, root=str(tmp_path / "root"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
     assert done.stdout.split() == ["1", "1", "True", "True", "1", "1", "64", "2", "False"], done.stderr + done.stdout
+
+
+LOADING = """
+import sys
+sys.path[:0] = {path!r}
+from cachepipe.runtime import backports
+import torch._inductor.config as config
+import torch._inductor.compile_fx as compiler
+def codegen(fails):
+    if fails:
+        raise ValueError
+    return config.compile_threads
+compiler.fx_codegen_and_compile = codegen
+backports.apply("/restored", "2.13.0")
+print(config.compile_threads, compiler.fx_codegen_and_compile(False), config.compile_threads)
+try:
+    compiler.fx_codegen_and_compile(True)
+except ValueError:
+    print(config.compile_threads)
+"""
+
+
+def test_a_hit_loads_without_compile_workers_and_a_miss_has_as_many_as_are_wanted() -> None:
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+    code = LOADING.format(path=sys.path)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "3", "1", "1"]
