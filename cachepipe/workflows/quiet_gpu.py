@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from cachepipe.adapters.gpu import visible_gpus
 from cachepipe.adapters.gpu_turn import gpu_turn
-from cachepipe.adapters.gpu_watch import GpuWatch, open_watch
+from cachepipe.adapters.gpu_watch import open_watch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
@@ -74,30 +74,29 @@ def tuned_quietly(
         if watch is None:
             shop.progress.say(f"note: {spec.id}: NVML does not answer: nobody knows whether the GPU is quiet")
             return tune()
-        evidence, found = _watched(watch, step, entry, tune, is_alone)
+        # 2
+        strangers = watch.strangers_before() if is_alone else 0
+        before = (f"{strangers} other process{'es' if strangers > 1 else ''} used it before",) if strangers else ()
+        if before and not shop.allows_noisy:
+            raise _noisy(spec, step, before)
+        # 3
+        with watch.sampling():
+            evidence = tune()
+        entry.write(f"{step}.gpu", canonical_bytes({"driver": watch.driver, **summary(watch.samples)}))
+        found = (*before, *noises(watch.samples))
     # 4
     if not found or evidence.work.benchmarks + evidence.work.tuning_runs == 0:
         return evidence
     if not is_alone:
         return tuned_quietly(shop, spec, step, entry, tune)
-    text = f"the GPU was not quiet enough to tune: {'; '.join(found)}"
     if not shop.allows_noisy:
-        raise BuildError(spec.id, step, text, hint=HINT)
-    shop.progress.say(f"warning: {spec.id}: {step}: {text}")
+        raise _noisy(spec, step, found)
+    shop.progress.say(f"warning: {_noisy(spec, step, found)}")
     return evidence
 
 
-def _watched(
-    watch: GpuWatch, step: str, entry: EntryDir, tune: Callable[[], EntryEvidence], is_alone: bool
-) -> tuple[EntryEvidence, tuple[str, ...]]:
-    # 2
-    strangers = watch.strangers_before() if is_alone else 0
-    # 3
-    with watch.sampling():
-        evidence = tune()
-    entry.write(f"{step}.gpu", canonical_bytes({"driver": watch.driver, **summary(watch.samples)}))
-    before = (f"{strangers} other processes used it before",) if strangers else ()
-    return evidence, (*before, *noises(watch.samples))
+def _noisy(spec: EntrySpec, step: str, found: tuple[str, ...]) -> BuildError:
+    return BuildError(spec.id, step, f"the GPU is not quiet enough to tune: {'; '.join(found)}", hint=HINT)
 
 
 def gpu_facts(entry: EntryDir, rounds: int) -> dict[str, Json]:
