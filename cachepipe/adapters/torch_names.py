@@ -62,6 +62,7 @@ TABLE: tuple[Name, ...] = (
     Name("torch._inductor.config", "fx_graph_cache"),
     Name("torch._inductor.runtime.compile_tasks", WORKER_COMPILE),
     Name("torch._inductor.runtime.compile_tasks", "_set_triton_ptxas_path"),
+    Name("torch.cuda", "_sleep"),
     Name("torch.utils._config_module", "ConfigModule.get_config_copy"),
     Name(_RECORDS, "AutotuneCache.create"),
     Name(_RECORDS, "AutotuneCache.read_best"),

@@ -8,6 +8,10 @@ from cachepipe.domain.entry import EntrySpec
 
 STEPS = ("tune", "settle", "trim", "prove", "verify", "eager", "latency")
 
+UNTIMED_CALLS = 2
+"""First calls of a timed block that are not for use: they find another process's data in the caches, and tell how long asking
+the device takes."""
+
 
 @dataclass(frozen=True)
 class Job:

@@ -111,20 +111,29 @@ def call_once(spec: EntrySpec, function: Callable[..., Any], args: tuple[Any, ..
     return outputs
 
 
-def timed(spec: EntrySpec, work: Callable[[], Any]) -> float:
-    """Returns the milliseconds of one call: between two CUDA events, on a CPU of the clock; its outputs are dropped."""
+def timed(spec: EntrySpec, work: Callable[[], Any], issue_s: float = 0.0) -> tuple[float, float]:
+    """Returns the milliseconds that the device works for one call, and the seconds of the process to ask for it.
+
+    Between two CUDA events, behind a wait of `issue_s` in the stream that lets the process run ahead: small kernels are asked for
+    more slowly than they run, and the process would be measured, not the kernels. On a CPU: of the clock.
+    """
+    begin = time.perf_counter()
+    if spec.device != "cuda":
+        work()
+        seconds = time.perf_counter() - begin
+        return seconds * 1e3, seconds
     import torch
 
-    if spec.device != "cuda":
-        begin = time.perf_counter()
-        work()
-        return (time.perf_counter() - begin) * 1e3
+    from cachepipe.adapters.torch_settings import hold_stream
+
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    hold_stream(issue_s)
     start.record()
     work()
     end.record()
+    asked = time.perf_counter() - begin
     end.synchronize()
-    return float(start.elapsed_time(end))
+    return float(start.elapsed_time(end)), asked
 
 
 def synchronise(spec: EntrySpec) -> None:

@@ -20,6 +20,7 @@ from cachepipe.adapters.dialogue import Dialogue
 from cachepipe.adapters.packs import moved_copy
 from cachepipe.adapters.workdir import EntryDir, write_json
 from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.job import UNTIMED_CALLS
 from cachepipe.domain.record import Json, canonical_bytes, parse_json, to_json
 from cachepipe.errors import BuildError, DeadlineError
 from cachepipe.workflows.entry_steps import variables_of
@@ -110,8 +111,8 @@ def _measured(spec: EntrySpec, index: int, pair: tuple[Dialogue, Dialogue]) -> d
     for block in range(BLOCKS):
         for number in (0, 1) if block % 2 == 0 else (1, 0):
             # the first two calls of a block find the other process's data in the caches
-            pair[number].ask(index=index, calls=CALLS + 2)
-            found[number].extend(pair[number].answer("timed")["milliseconds"][2:])
+            pair[number].ask(index=index, calls=CALLS + UNTIMED_CALLS)
+            found[number].extend(pair[number].answer("timed")["milliseconds"][UNTIMED_CALLS:])
     tuned_ms, restored_ms = map(statistics.median, found)
     return {
         "shape_bucket": dict(spec.shape_buckets[index]),
