@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from cachepipe.errors import StoreError
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*", re.ASCII)
+
+
+class StoredObject(NamedTuple):
+    """What a store tells of an object without giving its bytes."""
+
+    key: str
+    size_bytes: int
+    age_s: float
+    """Seconds since it was written, never negative, by the store's own clock where it has one: S3's `Date` and
+    `Last-Modified`, whole seconds. Machines' clocks differ by more than gc can afford."""
+    sha256: str
+    """Of its bytes, as the store computed it when they arrived; empty where it does not say, as in every list."""
 
 
 class Store(Protocol):
@@ -45,12 +57,28 @@ class Store(Protocol):
         """Writes an object whether or not one is there; readers see the old or the new bytes, never a mixture."""
         ...
 
+    def head(self, key: str) -> StoredObject | None:
+        """Returns size, age and digest of an object without fetching it; None when it is absent."""
+        ...
+
     def list(self, prefix: str) -> Iterator[str]:
         """Yields all keys that begin with `prefix`, sorted by their bytes; objects in the making are not among them."""
         ...
 
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        """As `list`, with size and age; S3 answers a thousand a request either way."""
+        ...
+
     def delete(self, key: str) -> None:
-        """Removes an object; an absent one is no error."""
+        """Removes an object; an absent one is no error. When it returns, no reader sees the object again."""
+        ...
+
+    def delete_all(self, keys: Iterable[str]) -> int:
+        """Removes objects in no order, a thousand a request where the store can, and returns how many were named.
+
+        Raises:
+            StoreError: some could not be removed; their number and the first are named, all others are gone.
+        """
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,41 @@ def test_a_deleted_object_is_gone_and_its_name_is_free(store: Store) -> None:
     assert store.put_if_absent("v1/a", b"2") is True
 
 
+def test_head_tells_size_age_and_perhaps_the_digest(store: Store) -> None:
+    assert store.head("v1/a") is None
+    store.put_if_absent("v1/a/b", b"12345")
+    assert store.head("v1/a") is None, "a folder of keys is no object"
+    found = store.head("v1/a/b")
+    assert found is not None
+    assert (found.key, found.size_bytes) == ("v1/a/b", 5)
+    assert 0 <= found.age_s < 60
+    assert found.sha256 in ("", hashlib.sha256(b"12345").hexdigest())
+
+
+def test_a_list_of_objects_has_sizes_and_ages(store: Store) -> None:
+    for key, size in (("v1/b", 2), ("v1/a", 0), ("v2/a", 9)):
+        store.put_if_absent(key, b"x" * size)
+    found = list(store.list_objects("v1/"))
+    assert [(row.key, row.size_bytes) for row in found] == [("v1/a", 0), ("v1/b", 2)]
+    assert all(0 <= row.age_s < 60 for row in found)
+    assert list(store.list_objects("v3/")) == []
+
+
+def test_many_objects_are_deleted_and_no_other(store: Store) -> None:
+    for key in ("v1/a", "v1/b", "v1/c"):
+        store.put_if_absent(key, b"x")
+    assert store.delete_all(key for key in ("v1/a", "v1/never", "v1/c")) == 3
+    assert list(store.list("")) == ["v1/b"]
+    assert store.delete_all(()) == 0
+
+
+def test_one_key_that_cannot_be_deleted_does_not_keep_the_others(store: Store) -> None:
+    store.put_if_absent("v1/a", b"x")
+    with pytest.raises(StoreError, match="1 of 2"):
+        store.delete_all(("../a", "v1/a"))
+    assert list(store.list("")) == []
+
+
 UNSAFE_KEYS = ["", "/", "/etc/passwd", "a//b", "a/", "../a", "a/../b", "a/..", ".", "a/./b", ".tmp/x", "a/.b"]
 UNSAFE_KEYS += ["a\\b", "a b", "a\0b", "é", "a" * 600, "a\n"]
 
@@ -103,6 +139,7 @@ def test_a_key_that_could_leave_the_store_is_refused(store: Store, key: str) -> 
         lambda: store.put_if_absent(key, b"x"),
         lambda: store.put_hint(key, b"x"),
         lambda: store.delete(key),
+        lambda: store.head(key),
         lambda: check_key(key),
     ):
         with pytest.raises(StoreError):
@@ -113,6 +150,8 @@ def test_a_prefix_that_could_leave_the_store_is_refused(store: Store) -> None:
     for prefix in ("../", "/etc/", "a/../../b/", ".tmp/"):
         with pytest.raises(StoreError):
             list(store.list(prefix))
+        with pytest.raises(StoreError):
+            list(store.list_objects(prefix))
 
 
 def _create(url: str, number: int, rounds: int, start: object, answers: object) -> None:
