@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from cachepipe.errors import StoreError
+
+COUNTS: Counter[str] = Counter()
+"""How often this process met what, by `StoreError.kind`, and `absent_by_403`: probes that a missing right answered."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*", re.ASCII)
 
@@ -94,16 +98,22 @@ def check_key(key: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Returns the store at `file:///path` or an absolute path.
+    """Returns the store at `file:///path`, an absolute path, or `s3://bucket/prefix`; nothing is asked of it yet.
 
     Raises:
-        StoreError: another scheme, or a path that is not absolute.
+        StoreError: another scheme, or an address that cannot be one.
     """
     scheme, found, path = url.partition("://")
     if not found:
         scheme, path = "file", url
+    if scheme == "s3":
+        from cachepipe.adapters.s3_read import open_s3
+
+        return open_s3(url)
     if scheme != "file":
-        raise StoreError(f"stores of the kind `{scheme}://` are not in this release", hint="use file:///path")
+        raise StoreError(
+            f"there are no stores of the kind `{scheme[:40]}://`", hint="use s3://bucket/prefix or file:///path"
+        )
     if not path.startswith("/"):
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore
