@@ -179,6 +179,10 @@ class S3Store:
             problems.append(refused(refusal, "delete", row["Key"][len(prefix) :], self.settings))
         return problems
 
+    def sweep(self, age_s: float) -> int:
+        """Returns 0: a write is one request, so nothing is ever left half done."""
+        return 0
+
     # --- parts ---------------------------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> dict[str, str]:

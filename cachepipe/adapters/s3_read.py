@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
 from cachepipe.adapters.s3_settings import S3Settings, read_settings, virtual_endpoint
 from cachepipe.adapters.store import Store, StoredObject, check_key
-from cachepipe.errors import IntegrityError, StoreError
+from cachepipe.errors import IntegrityError
 
 if TYPE_CHECKING:
     from cachepipe.adapters.s3 import S3Store
@@ -50,14 +50,7 @@ def open_s3(url: str, environment: Mapping[str, str] = os.environ) -> Store:
     settings = read_settings(url, environment)
     if settings.needs_boto3 or not _has_obstore():
         return _boto3_store(settings)
-    given = {name: value for name, value in environment.items() if name.startswith(_READ_BY_CLIENTS)}
-    return _read_store(settings, tuple(sorted(given.items())))
-
-
-@functools.lru_cache(maxsize=8)
-def _read_store(settings: S3Settings, environment: tuple[tuple[str, str], ...]) -> S3ReadStore:
-    """A restore opens its store twice, to look whether it has all and to fetch: the connection stays."""
-    return S3ReadStore(settings, dict(environment))
+    return S3ReadStore(settings, environment)
 
 
 def _has_obstore() -> bool:
@@ -76,9 +69,10 @@ class S3ReadStore:
     """Reads with obstore, does all else with boto3; see `cachepipe.adapters.store.Store` for the promises."""
 
     def __init__(self, settings: S3Settings, environment: Mapping[str, str]) -> None:
-        self.settings, self._environment = settings, environment
+        self.settings = settings
+        given = {name: value for name, value in environment.items() if name.startswith(_READ_BY_CLIENTS)}
+        self._environment = tuple(sorted(given.items()))
         self._lock = threading.Lock()
-        self._client: Any = None
         self._boto3: S3Store | None = None
 
     @property
@@ -87,7 +81,7 @@ class S3ReadStore:
 
     def get(self, key: str, limit_bytes: int) -> bytes | None:
         path = f"{self.settings.prefix}{check_key(key)}"
-        client = self._reader()
+        client = _reader(self.settings, self._environment)
         import obstore
         from obstore.exceptions import BaseError
 
@@ -125,20 +119,14 @@ class S3ReadStore:
     def delete_all(self, keys: Iterable[str]) -> int:
         return self._writer().delete_all(keys)
 
+    def sweep(self, age_s: float) -> int:
+        return self._writer().sweep(age_s)
+
     def _writer(self) -> S3Store:
         with self._lock:
             if self._boto3 is None:
                 self._boto3 = _boto3_store(self.settings)
             return self._boto3
-
-    def _reader(self) -> Any:
-        with self._lock:
-            if self._client is None:
-                client = _client(self.settings, self._environment)
-                if not (self.settings.is_unsigned or self.settings.has_static_keys):
-                    _look_up_credentials(client, self.settings, self._environment)
-                self._client = client
-            return self._client
 
     def _require_absence(self, error: Exception, key: str) -> None:
         """Returns if the error says that the object is absent, else raises what it means."""
@@ -152,8 +140,28 @@ class S3ReadStore:
         raise refused(refusal, "read", key, self.settings) from error
 
 
+_LOOKING = threading.Lock()
+
+
+def _reader(settings: S3Settings, environment: tuple[tuple[str, str], ...]) -> Any:
+    """Returns the client of this process for a store, with its keys; the first of several threads makes it."""
+    with _LOOKING:
+        return _one_reader(settings, environment)
+
+
+@functools.lru_cache(maxsize=8)
+def _one_reader(settings: S3Settings, environment: tuple[tuple[str, str], ...]) -> Any:
+    """A restore opens its store twice, to look whether it has all and to fetch: client and connection stay."""
+    given = dict(environment)
+    client = _client(settings, given)
+    if not (settings.is_unsigned or settings.has_static_keys):
+        _look_up_credentials(client, settings, given)
+    return client
+
+
 def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
     """Returns an obstore client in which everything is said, so that nothing is left to its own reading of variables."""
+    from obstore.exceptions import BaseError
     from obstore.store import S3Store
 
     config: dict[str, Any] = {
@@ -183,9 +191,7 @@ def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
             },
             **config,
         )
-    except Exception as error:
-        if isinstance(error, StoreError):
-            raise
+    except (BaseError, ValueError, TypeError) as error:
         raise unreachable(f"obstore refuses the settings: {str(error).splitlines()[0]}", settings) from error
 
 

@@ -86,6 +86,18 @@ class Store(Protocol):
         ...
 
 
+def is_absent_by_403(error: StoreError) -> bool:
+    """Tells whether a refused probe means that there is nothing: S3 says 403, not 404, to a role that may not list.
+
+    Only for a probe after an object beside it was read with the same keys; it is counted apart.
+    """
+    if error.kind != "forbidden":
+        return False
+    COUNTS["forbidden"] -= 1
+    COUNTS["absent_by_403"] += 1
+    return True
+
+
 def check_key(key: str) -> str:
     """Returns `key` if it is a path of safe parts, none of which begins with a dot.
 
