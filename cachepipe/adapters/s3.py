@@ -28,6 +28,7 @@ import botocore.loaders
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
+from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
 from cachepipe.adapters.s3_settings import S3Settings
@@ -38,6 +39,8 @@ CREDENTIALS_LIMIT_S = 5.0
 """In all providers; the defaults of a cluster otherwise add up to 20 s."""
 CONNECT_S, READ_S, TRIES = 2, 10, 5
 CONNECTIONS = 32
+_BROKEN = (BotoCoreError, HTTPError)
+"""The second, urllib3's, comes through when the body of an error breaks off."""
 _NONCE = "cachepipe-nonce"
 _PER_DELETE = 1000
 """S3's own limit."""
@@ -69,7 +72,7 @@ class S3Store:
                 raise IntegrityError(f"object {key}", "too long", wanted=f"<= {limit_bytes} bytes", found=size)
             try:
                 data: bytes = found["Body"].read()
-            except (BotoCoreError, OSError) as error:  # of a body that broke off: no retry of botocore's covers it
+            except (*_BROKEN, OSError) as error:  # of a body that broke off: no retry of botocore's covers it
                 if attempt == TRIES:
                     raise unreachable(f"the answer broke off {TRIES} times: {error}", self.settings) from error
                 _pause(attempt)
@@ -128,7 +131,7 @@ class S3Store:
                 if is_uncertain and self._is_ours_perhaps(key, nonce):
                     return True
                 raise self._refused(error, "write", key) from error
-            except BotoCoreError as error:
+            except _BROKEN as error:
                 if self._is_ours_perhaps(key, nonce):
                     return True
                 raise self._failed(error) from error
@@ -242,6 +245,10 @@ class S3Store:
                 raise self._refused(error, verb, key) from error
             except BotoCoreError as error:
                 raise self._failed(error) from error
+            except HTTPError as error:
+                if attempt == TRIES:
+                    raise self._failed(error) from error
+                _pause(attempt)
         raise AssertionError("unreachable")
 
     def _refused(self, error: ClientError, verb: str, key: str) -> StoreError:
@@ -252,11 +259,12 @@ class S3Store:
         refusal = Refusal(_status(error), "" if code.isdigit() else code, str(told.get("Message", "")), region)
         return refused(refusal, verb, key, self.settings)
 
-    def _failed(self, error: BotoCoreError) -> StoreError:
+    def _failed(self, error: Exception) -> StoreError:
         if isinstance(error, NoCredentialsError):
             return no_credentials("all providers of boto3", "none has any", self.settings)
-        if isinstance(error, HTTPClientError) and "error" in error.kwargs:
-            return unreachable(str(error.kwargs["error"]) or type(error.kwargs["error"]).__name__, self.settings)
+        cause = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
+        if cause is not None:
+            return unreachable(f"{error}: {cause}" if str(cause) not in str(error) else str(error), self.settings)
         return unreachable(str(error), self.settings)
 
     @property

@@ -126,11 +126,13 @@ def no_credentials(asked: str, problem: str, settings: S3Settings) -> StoreError
 def unreachable(problem: str, settings: S3Settings) -> StoreError:
     """Returns the error for a server that gives no answer, and counts it."""
     low, hint = problem.lower(), None
-    if "certificate" in low or "ssl" in low:
+    if "wrong_version" in low or "invalidmessage" in low or "invalidcontenttype" in low:
+        hint = "the server does not speak https there: is the address http://?"
+    elif "certificate" in low or "ssl" in low:
         hint = "name the authority of the server's certificate in AWS_CA_BUNDLE"
     elif settings.proxy:
         hint = f"requests go through the proxy {settings.proxy.rpartition('@')[2]}: see HTTPS_PROXY and NO_PROXY"
-    elif "dns" in low or "lookup" in low or "resolve" in low:
+    elif "dns" in low or "resol" in low or "name or service" in low:
         hint = "the host is not known: check the store's address, AWS_ENDPOINT_URL_S3 and the region"
     return _counted("unusable", f"the store does not answer: {settings.where}: {problem[:300]}", hint)
 

@@ -36,8 +36,14 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>")
-_CAUSE = re.compile(
-    r'(?:message: |invalid peer certificate: |"|inner: )([^"\n]*(?:refused|error|timed? ?out|certificate|reset|closed)[^"\n]*)'
+_CAUSES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"InvalidCertificate\(\s*(\w+)",
+        r'"(dns error)',
+        r'message: "([^"]+)"',
+        r"(TimedOut|Timeout|IncompleteMessage|UnexpectedEof|InvalidMessage|InvalidContentType|ConnectionReset)",
+    )
 )
 
 
@@ -259,6 +265,8 @@ def _refusal(status: int, text: str) -> Refusal:
 
 def _cause(text: str) -> str:
     """Returns the words of an error text that say what happened; the text is a page of nested structures."""
-    found = _CAUSE.findall(text)
     first = text.splitlines()[0].rpartition(" - ")[2] if text else "no reason given"
-    return f"{first} ({found[-1].strip()})" if found else first
+    found = next((match[1] for match in (cause.search(text) for cause in _CAUSES) if match), "")
+    if "InvalidCertificate" in text:
+        found = f"its certificate is not trusted: {found}"
+    return f"{first} ({found})" if found else first

@@ -179,9 +179,11 @@ def _put_same(store: Store, key: str, data: bytes) -> None:
     if store.put_if_absent(key, data):
         return
     there = store.get(key, max(len(data), 1))
+    if there is None:
+        raise StoreError(f"the store says that `{key}` is there, and has nothing there: {store.url}", kind="conflict")
     if there != data:
         raise IntegrityError(
-            f"object {key}", "already there with other bytes", wanted=sha256(data), found=sha256(there or b"")
+            f"object {key}", "already there with other bytes", wanted=sha256(data), found=sha256(there)
         )
 
 
@@ -226,14 +228,15 @@ def commit_rows(store: Store, name: str, channel: str, change: Change, now: date
     return commit_index(store, name, channel, edit)
 
 
-def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: float = DEADLINE_S) -> Index:
+def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: float | None = None) -> Index:
     """Returns the index version that was made by `edit` from the newest one and claimed by its name.
 
     Raises:
-        ConflictError: other publishers won until `deadline_s`.
+        ConflictError: other publishers won until `deadline_s`; None: `DEADLINE_S`.
         IntegrityError: the new index is longer than an index may be.
         StoreError: the store fails.
     """
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
     give_up = time.monotonic() + deadline_s
     tries = 0
     check_format(store)

@@ -6,6 +6,7 @@ import itertools
 import os
 from urllib.parse import quote
 
+from cachepipe.adapters.store import Store
 from tests.support import seaweed
 
 _NUMBERS = itertools.count()
@@ -15,6 +16,17 @@ def address(endpoint: str, **parameters: str) -> str:
     """Returns the address of an empty store on a server."""
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in {"endpoint": endpoint, **parameters}.items())
     return f"s3://{seaweed.S3_BUCKET}/t{os.getpid()}-{next(_NUMBERS)}?{query}"
+
+
+def copy_store(source: Store, target: Store) -> None:
+    """Copies every object, hints last."""
+    for key in sorted(source.list(""), key=lambda key: key.endswith("/hint")):
+        data = source.get(key, 1 << 30)
+        assert data is not None
+        if key.endswith("/hint"):
+            target.put_hint(key, data)
+        else:
+            target.put_if_absent(key, data)
 
 
 def environment(keys: tuple[str, str] = seaweed.ADMIN, **more: str) -> dict[str, str]:
