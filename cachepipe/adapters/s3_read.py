@@ -16,9 +16,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
-from cachepipe.adapters.s3_settings import S3Settings, read_settings, virtual_endpoint
+from cachepipe.adapters.s3_settings import S3Settings, full_endpoint, read_settings
 from cachepipe.adapters.store import Store, StoredObject, check_key
 from cachepipe.errors import IntegrityError
 
@@ -174,10 +175,9 @@ def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
         "region": settings.region or "us-east-1",
         "virtual_hosted_style_request": not settings.is_path_style,
         "skip_signature": settings.is_unsigned,
+        "endpoint": full_endpoint(settings),
+        "aws_endpoint_url_s3": full_endpoint(settings),
     }
-    if settings.endpoint:
-        endpoint = settings.endpoint if settings.is_path_style else virtual_endpoint(settings)
-        config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
     if metadata := environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         config["metadata_endpoint"] = metadata.rstrip("/")
     if sts := environment.get("AWS_ENDPOINT_URL_STS"):
@@ -219,8 +219,11 @@ def _client_options(settings: S3Settings) -> Any:
     if settings.proxy:
         options["proxy_url"] = settings.proxy
     elif settings.has_foreign_proxy:
-        # The client would ask the environment by rules of its own; a proxy that excludes every host asks nothing.
-        options["proxy_url"], options["proxy_excludes"] = "http://127.0.0.1:9", "*"
+        # The client would ask the environment by rules of its own; with a proxy that excludes this host it asks nothing.
+        options["proxy_url"], options["proxy_excludes"] = (
+            "http://127.0.0.1:9",
+            urlsplit(full_endpoint(settings)).hostname,
+        )
     return options
 
 

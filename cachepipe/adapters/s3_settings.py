@@ -185,10 +185,11 @@ def _host(endpoint: str, s3_bucket: str, region: str, is_path_style: bool) -> tu
     return scheme, host if is_path_style else f"{s3_bucket}.{host}"
 
 
-def virtual_endpoint(settings: S3Settings) -> str:
-    """Returns the endpoint with the bucket in its host name, as a client wants it that adds nothing itself."""
-    scheme, _, rest = settings.endpoint.partition("://")
-    return f"{scheme}://{settings.s3_bucket}.{rest}"
+def full_endpoint(settings: S3Settings) -> str:
+    """Returns the endpoint for a client that knows no other and adds no S3 bucket to the host's name itself."""
+    endpoint = settings.endpoint or "://".join(_host("", settings.s3_bucket, settings.region, True))
+    scheme, _, rest = endpoint.partition("://")
+    return endpoint if settings.is_path_style else f"{scheme}://{settings.s3_bucket}.{rest}"
 
 
 def proxy_for(scheme: str, host: str, environment: Mapping[str, str]) -> str:
