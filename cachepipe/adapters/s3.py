@@ -239,7 +239,7 @@ class S3Store:
                 code = error.response.get("Error", {}).get("Code", "")
                 if verb == "read" and _status(error) == 404 and code != "NoSuchBucket":
                     return None
-                if _status(error) == 409 and attempt < TRIES:
+                if _status(error) == 409 and verb != "read" and attempt < TRIES:
                     _pause(attempt)
                     continue
                 raise self._refused(error, verb, key) from error

@@ -37,6 +37,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>")
+_REDIRECT = "Received redirect without LOCATION"
 _CAUSES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -139,6 +140,8 @@ class S3ReadStore:
         """Returns if the error says that the object is absent, else raises what it means."""
         text = str(error)
         status = _STATUS.search(text)
+        if _REDIRECT in text:  # obstore keeps neither its status nor the region that S3 names
+            raise refused(Refusal(301, "PermanentRedirect", ""), "read", key, self.settings) from error
         if status is None:
             raise unreachable(_cause(text), self.settings) from error
         refusal = _refusal(int(status[1]), text)
@@ -204,8 +207,8 @@ def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
 def _client_options(settings: S3Settings) -> Any:
     options: dict[str, Any] = {
         "allow_http": settings.endpoint.startswith("http://"),
-        "connect_timeout": f"{CONNECT_S}s",
-        "read_timeout": f"{READ_S}s",
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "read_timeout": timedelta(seconds=READ_S),
         "timeout": "60s",
         "pool_max_idle_per_host": "64",
     }

@@ -21,6 +21,7 @@ shorter     the object without its last `at` bytes, and a length that says so
 stale       `content` in place of the object
 stall       nothing for `seconds` after `at` bytes
 delay       nothing for `seconds` before the head
+hang        nothing for `seconds`, then a reset; the server is not asked
 absent      404 for an object that is there: a stale read
 hide        403 AccessDenied instead of 404: what AWS answers to a role that may not list
 """
@@ -176,10 +177,10 @@ class FaultProxy:
         method, target, _ = head.line.split(" ", 2)
         fault = self._pick(method, target)
         action = fault.action if fault else ""
-        if fault and action == "drop":
-            _reset(client)
-        if fault and action == "delay":
+        if fault and action in ("delay", "hang"):
             time.sleep(fault.seconds)
+        if action in ("drop", "hang"):
+            _reset(client)
         if head.get("expect").lower() == "100-continue":
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault and action in ("status", "absent"):
@@ -205,7 +206,7 @@ class FaultProxy:
         if action == "hide" and status == 404:
             client.sendall(_error(method, Fault("status", status=403, code="AccessDenied")))
             return True
-        is_hit = action in _IN_BODY and status == 200 and method != "PUT"
+        is_hit = action in _IN_BODY and status in (200, 206) and method != "PUT"
         _send_answer(client, answer, pieces, fault if is_hit else None)
         return answer.get("connection").lower() != "close"
 
