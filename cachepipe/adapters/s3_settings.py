@@ -33,6 +33,11 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 
 @dataclass(frozen=True)
 class S3Settings:
+    """What both clients are told.
+
+    Why every dataclass on this path has a docstring: without one the decorator makes it from the signature, 1 ms each.
+    """
+
     s3_bucket: str
     prefix: str
     """Of every key: empty, or ends with a slash."""

@@ -53,6 +53,8 @@ class Channel:
 
 @dataclass(frozen=True)
 class Artifact:
+    """A statement as it was read and checked."""
+
     statement: Statement
     payload: bytes
     """The in-toto payload, as the envelope carried it."""
