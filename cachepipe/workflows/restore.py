@@ -134,7 +134,9 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
 
 def _store(url: str) -> Store:
     if not url:
-        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+        raise UsageError(
+            "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
+        )
     return open_store(url)
 
 
