@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from cachepipe.adapters.store import open_store
 from tests.support import s3, seaweed
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.recorder import SilentServer
 from tests.support.release import run_cachepipe
 from tests.support.restoring import Published, Ran, command, environment, files_below, publish_release, run_restore
 
@@ -212,3 +215,42 @@ def test_boto3_and_torch_stay_out_of_a_restore(tmp_path: Path, url: str) -> None
     assert "obstore" in loaded
     heavy = {"torch", "boto3", "botocore", "urllib3", "pydantic", "rich", "click", "securesystemslib", "asyncio"}
     assert not loaded & heavy
+
+
+# --- limits of time ----------------------------------------------------------------------------------------------------
+
+
+def test_case_k3_a_service_does_not_wait_for_a_metadata_service_that_hangs(tmp_path: Path) -> None:
+    env = {name: value for name, value in ENVIRONMENT.items() if "KEY" not in name and "DISABLED" not in name}
+    with SilentServer() as silent:
+        url = s3.address("http://127.0.0.1:1")
+        ran = restore(tmp_path, url, *command(["true"]), env={**env, "AWS_EC2_METADATA_SERVICE_ENDPOINT": silent.url})
+    assert ran.code == 0
+    assert ran.line["outcome"] == "cold"
+    assert "no answer within 5 s; asked: environment, metadata service" in ran.line["reason"]
+    assert ran.line["store"] == "credentials:1"
+    assert 4.5 < float(ran.line["seconds"]) < 7
+
+
+def test_a_store_that_stalls_holds_a_service_no_longer_than_its_deadline(
+    tmp_path: Path, proxy: FaultProxy, url: str
+) -> None:
+    proxy.add(Fault("hang", path="/packs/", seconds=60, times=None))
+    ran = restore(tmp_path, url, "--deadline", "2", *command(["true"]))
+    assert (ran.code, ran.line["outcome"]) == (0, "cold")
+    assert 2 <= float(ran.line["seconds"]) < 4
+    assert ran.line["reason"].startswith(("not restored within 2 seconds", "time ran out"))
+
+
+def test_the_first_request_leaves_soon_after_the_process_began(tmp_path: Path, proxy: FaultProxy, url: str) -> None:
+    """The target is 0.15 s on a quiet machine (`ci/bench --store`); here only what a heavy import would break."""
+    restore(tmp_path, url, *command(["true"]))
+    shares = []
+    for _ in range(3):
+        proxy.clear()
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import cachepipe.workflows.serve"], check=True)
+        bare_s, began = time.monotonic() - began, time.monotonic()
+        run_restore(tmp_path, url, "--name", "absent", env=environment(tmp_path, **ENVIRONMENT))
+        shares.append((proxy.accepted[0] - began) / bare_s)
+    assert min(shares) < 4

@@ -6,6 +6,7 @@ to 127.0.0.1, all ten ports are free ones, so that several runs stand beside eac
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import http.client
 import ipaddress
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 REGION = "us-east-1"
+_LIBC = ctypes.CDLL(None)
 S3_BUCKET = "cachepipe"
 ADMIN = ("testadmin", "testadminsecret")
 READER = ("testreader", "testreadersecret")
@@ -100,7 +102,13 @@ def _spawn(weed: Path, folder: Path, ports: tuple[int, ...]) -> subprocess.Popen
             cwd=folder,
             env={"PATH": os.defpath, "HOME": str(folder)},
             start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc, which is loaded
         )
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to end this process when the test run is killed: PR_SET_PDEATHSIG."""
+    _LIBC.prctl(1, signal.SIGKILL)
 
 
 def _kill(process: subprocess.Popen[bytes], ports: tuple[int, ...]) -> None:
