@@ -28,8 +28,8 @@ from cachepipe.failpoints import reached
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-IN_FLIGHT_BYTES = 24 * MIB
-"""Of compressed packs at a time: enough for 12 fetchers of usual packs; those that hardly compress wait for each other."""
+IN_FLIGHT_BYTES = 40 * MIB
+"""Of compressed packs at a time: enough for 12 fetchers of usual packs, and for four of those that hardly compress."""
 BUFFERS = 6
 """Unpacking is bound by cores; more buffers than those and one only cost memory, 8 MiB each."""
 _GROUP_FILE_BYTES = MIB

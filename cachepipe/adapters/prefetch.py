@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cachepipe.domain.artifact import Blob
 from cachepipe.domain.limits import MIB
 
-AHEAD_BYTES = 16 * MIB
+AHEAD_BYTES = 20 * MIB
 AHEAD_PACKS = 6
 
 
