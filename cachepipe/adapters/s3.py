@@ -31,13 +31,10 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoC
 from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
-from cachepipe.adapters.s3_settings import S3Settings
+from cachepipe.adapters.s3_settings import CONNECT_S, CREDENTIALS_LIMIT_S, READ_S, TRIES, S3Settings
 from cachepipe.adapters.store import StoredObject, check_key
 from cachepipe.errors import IntegrityError, StoreError
 
-CREDENTIALS_LIMIT_S = 5.0
-"""In all providers; the defaults of a cluster otherwise add up to 20 s."""
-CONNECT_S, READ_S, TRIES = 2, 10, 5
 CONNECTIONS = 32
 _BROKEN = (BotoCoreError, HTTPError)
 """The second, urllib3's, comes through when the body of an error breaks off."""

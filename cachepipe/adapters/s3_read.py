@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
-from cachepipe.adapters.s3_settings import S3Settings, full_endpoint, read_settings
+from cachepipe.adapters.s3_settings import (
+    CONNECT_S,
+    CREDENTIALS_LIMIT_S,
+    READ_S,
+    TRIES,
+    S3Settings,
+    full_endpoint,
+    read_settings,
+)
 from cachepipe.adapters.store import Store, StoredObject, check_key
 from cachepipe.errors import IntegrityError
 
 if TYPE_CHECKING:
     from cachepipe.adapters.s3 import S3Store
-
-CREDENTIALS_LIMIT_S = 5.0
-"""In all, whatever is asked: a start must not hang on a metadata service that is out of reach."""
-CONNECT_S, READ_S, TRIES = 2, 10, 5
-"""The same for both clients; a read that is silent for that long is tried again."""
 
 _READ_BY_CLIENTS = ("AWS_", "SSL_")
 

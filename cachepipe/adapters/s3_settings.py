@@ -23,6 +23,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from cachepipe.adapters.store import check_key
 from cachepipe.errors import StoreError
 
+CREDENTIALS_LIMIT_S = 5.0
+"""For keys, in all places that are asked: the defaults of a cluster otherwise add up to 20 s, and a metadata service out of
+reach must not hold a start."""
+CONNECT_S, READ_S, TRIES = 2, 10, 5
+"""For every request: connecting, silence while reading, and how often a client tries."""
+
 _S3_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII | re.IGNORECASE)
 _PARAMETERS = ("endpoint", "region", "profile", "path_style", "unsigned", "checksums")
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -277,6 +277,14 @@ def test_case_k3_a_metadata_service_that_hangs_costs_no_more_than_the_limit(
         assert caught.value.kind == "credentials"
 
 
+def test_without_obstore_boto3_reads(monkeypatch: pytest.MonkeyPatch, no_aws: None) -> None:
+    for name, value in {**KEYS, **QUIET}.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(open_s3("s3://ml-cache/prod"), S3ReadStore)
+    monkeypatch.setattr(s3_read, "_has_obstore", lambda: False)
+    assert isinstance(open_s3("s3://ml-cache/prod"), S3Store)
+
+
 # --- addresses ---------------------------------------------------------------------------------------------------------
 
 WRONG = [
