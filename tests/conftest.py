@@ -18,7 +18,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.append(str(REPOSITORY))
 
+from tests.support import seaweed
 from tests.support.release import Release, build_quickstart
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[seaweed.Seaweed]:
+    """A real S3 server, started when the first test of the run asks for it."""
+    server = seaweed.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Iterable, Iterator
 
-from cachepipe.adapters.store import check_key
+from cachepipe.adapters.store import StoredObject, check_key
 from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
 from cachepipe.failpoints import reached
 
@@ -76,7 +78,53 @@ class LocalStore:
         except OSError as error:
             raise self._translated(error, key) from error
 
+    def head(self, key: str) -> StoredObject | None:
+        try:
+            facts = os.stat(self._path(key))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+        return _stored(key, facts, time.time()) if stat.S_ISREG(facts.st_mode) else None
+
     def list(self, prefix: str) -> Iterator[str]:
+        return self._keys(prefix)
+
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        now = time.time()
+        for key in self._keys(prefix):
+            try:
+                facts = os.stat(self._path(key))
+            except FileNotFoundError:
+                continue  # deleted since its name was read
+            except OSError as error:
+                raise self._translated(error, key) from error
+            yield _stored(key, facts, now)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            os.unlink(path)
+            _sync_folder(os.path.dirname(path))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+        except OSError as error:
+            raise self._translated(error, key) from error
+
+    def delete_all(self, keys: Iterable[str]) -> int:
+        named = tuple(keys)
+        failed = []
+        for key in named:
+            try:
+                self.delete(key)
+            except StoreError as error:
+                failed.append(error)
+        if failed:
+            raise StoreError(f"{len(failed)} of {len(named)} objects could not be removed: {failed[0]}") from failed[0]
+        return len(named)
+
+    def _keys(self, prefix: str) -> Iterator[str]:
         folder = prefix.rpartition("/")[0]
         if folder:
             check_key(folder)
@@ -92,14 +140,6 @@ class LocalStore:
         except OSError as error:
             raise self._translated(error, prefix) from error
         return iter(sorted(found))
-
-    def delete(self, key: str) -> None:
-        try:
-            os.unlink(self._path(key))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            self._check_root(error)
-        except OSError as error:
-            raise self._translated(error, key) from error
 
     def _path(self, key: str) -> str:
         return os.path.join(self.root, check_key(key))
@@ -146,6 +186,10 @@ class LocalStore:
                 hint="use a folder on a file system with hard links",
             )
         return StoreError(f"{(error.strerror or str(error)).lower()}: {where}")
+
+
+def _stored(key: str, facts: os.stat_result, now: float) -> StoredObject:
+    return StoredObject(key, facts.st_size, max(0.0, now - facts.st_mtime), "")
 
 
 def _raise(error: OSError) -> None:

@@ -6,10 +6,12 @@ Nothing is parsed before the envelope was read strictly and, where a digest is k
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
-from cachepipe.adapters.store import Store
+from cachepipe.adapters.store import Store, is_absent_by_403
 from cachepipe.domain import trust
 from cachepipe.domain.artifact import FileTable, read_table
 from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, parse_timestamp, read_index
@@ -27,6 +29,8 @@ from cachepipe.domain.record import parse_json, sha256
 from cachepipe.domain.statement import Statement, read_statement
 from cachepipe.domain.ulid import is_ulid
 from cachepipe.errors import IntegrityError, MissError, StoreError, TrustError, UsageError
+
+T = TypeVar("T")
 
 TOLERANCE = timedelta(seconds=300)
 """How far clocks of publisher and service may differ before an expiry counts."""
@@ -49,6 +53,8 @@ class Channel:
 
 @dataclass(frozen=True)
 class Artifact:
+    """A statement as it was read and checked."""
+
     statement: Statement
     payload: bytes
     """The in-toto payload, as the envelope carried it."""
@@ -122,7 +128,6 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
     """
     check_name(name, "the release name")
     check_name(channel, "the channel")
-    check_format(store)
     hint = _read_hint(store, name, channel)
     seen: dict[int, Channel | None] = {}
 
@@ -130,7 +135,12 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         if version not in seen:
             if len(seen) > LIMITS.probes:
                 raise IntegrityError(f"index {name}@{channel}", "no end within the probes", wanted=LIMITS.probes)
-            seen[version] = _read_version(store, name, channel, version)
+            try:
+                seen[version] = _reread(lambda: _read_version(store, name, channel, version))
+            except StoreError as error:
+                if not (any(seen.values()) and is_absent_by_403(error)):
+                    raise
+                seen[version] = None
         return seen[version]
 
     low = hint if hint and probe(hint) else 0
@@ -142,7 +152,24 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         middle = (low + high) // 2
         low, high = (middle, high) if probe(middle) else (low, middle)
     last = probe(low) if low else None
+    if last is None:
+        check_format(store)
     return None if last is None else Channel(last.index, last.version, hint, last.status)
+
+
+def _reread(read: Callable[[], T]) -> T:
+    """Returns what `read` returns; what it refuses is read again, for no client notices a byte that a network flipped.
+
+    The same refusal twice is not the network's: the store holds that. Other refusals end after `LIMITS.tries`.
+    """
+    refusals: set[str] = set()
+    while True:
+        try:
+            return read()
+        except (IntegrityError, TrustError) as error:
+            if str(error) in refusals or len(refusals) == LIMITS.tries - 1:
+                raise
+            refusals.add(str(error))
 
 
 def _read_hint(store: Store, name: str, channel: str) -> int | None:
@@ -192,7 +219,7 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     check_name(name, "the release name")
     check_name(channel, "the channel")
     check_format(store)
-    found = _read_version(store, name, channel, version)
+    found = _reread(lambda: _read_version(store, name, channel, version))
     if found is None:
         raise nothing_published(store, f"{name}@{channel}:{version}")
     if now is not None:
@@ -213,6 +240,10 @@ def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Ar
         TrustError: an envelope of another type.
         StoreError: the store fails.
     """
+    return _reread(lambda: _read_artifact(store, row, release))
+
+
+def _read_artifact(store: Store, row: IndexRow, release: str | None) -> Artifact:
     what = f"statement of artifact {row.artifact[:40]}"
     found = _read_statement(store, row.artifact)
     if found is None:
@@ -249,6 +280,10 @@ def read_file_table(store: Store, statement: Statement) -> FileTable:
     Raises:
         IntegrityError: missing, not the statement's bytes, or it does not fit the packs.
     """
+    return _reread(lambda: _read_file_table(store, statement))
+
+
+def _read_file_table(store: Store, statement: Statement) -> FileTable:
     from cachepipe.adapters.packs import open_blob
 
     data = store.get(pack_key(statement.artifact, statement.table.digest), statement.table.size_bytes)

@@ -24,7 +24,14 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import Lock, read_lock
 from cachepipe.domain.marker import Marker, marker_bytes, read_marker
 from cachepipe.domain.record import digest_parts
-from cachepipe.errors import CachepipeError, FingerprintMismatchError, IntegrityError, UnsafePathError, UsageError
+from cachepipe.errors import (
+    CachepipeError,
+    FingerprintMismatchError,
+    IntegrityError,
+    StoreError,
+    UnsafePathError,
+    UsageError,
+)
 from cachepipe.workflows.host import host_tag, this_machine
 from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of
 from cachepipe.workflows.restore_options import Options
@@ -250,7 +257,7 @@ def _channel_folders(request: RestoreRequest, name: str) -> Iterator[str]:
 
 
 def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bool:
-    from cachepipe.adapters.store import open_store
+    from cachepipe.adapters.store import is_absent_by_403, open_store
     from cachepipe.domain.layout import hint_key, index_key
 
     if now > parse_timestamp(marker.expires_at, "marker") + TOLERANCE:
@@ -259,4 +266,9 @@ def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bo
     hint = store.get(hint_key(name, options.channel), LIMITS.small_file_bytes) or b""
     if hint.strip() != str(marker.index_version).encode():
         return False
-    return store.get(index_key(name, options.channel, marker.index_version + 1), LIMITS.index_bytes) is None
+    try:
+        return store.get(index_key(name, options.channel, marker.index_version + 1), LIMITS.index_bytes) is None
+    except StoreError as error:
+        if is_absent_by_403(error):  # the hint beside it was read
+            return True
+        raise

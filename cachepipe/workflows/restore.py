@@ -26,6 +26,7 @@ from cachepipe.adapters import cachedir
 from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.materialise import WrittenFile, materialise
+from cachepipe.adapters.prefetch import Prefetched
 from cachepipe.adapters.store import Store, open_store
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
@@ -133,7 +134,9 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
 
 def _store(url: str) -> Store:
     if not url:
-        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+        raise UsageError(
+            "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
+        )
     return open_store(url)
 
 
@@ -255,11 +258,6 @@ def _write(
 def _write_one(
     store: Store, statement: Statement, target: Path, folder: str, deadline: float
 ) -> tuple[WrittenFile, ...]:
-    table: FileTable = read_file_table(store, statement)
-    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
-    if foreign:
-        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
-    reached("restore.after_table")
     sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
 
     def fetch(digest: str) -> bytes:
@@ -268,7 +266,13 @@ def _write_one(
             raise IntegrityError(f"pack {digest[:12]}", "missing in the store", wanted=digest, found="nothing")
         return data
 
-    return materialise(fetch, statement.packs, table, target, folder, deadline=deadline)
+    ahead = Prefetched(fetch, statement.packs)
+    table: FileTable = read_file_table(store, statement)
+    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
+    if foreign:
+        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
+    reached("restore.after_table")
+    return materialise(ahead, statement.packs, table, target, folder, deadline=deadline)
 
 
 def _finish(

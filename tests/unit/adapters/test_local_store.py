@@ -26,7 +26,7 @@ def test_a_store_is_named_by_file_address_or_absolute_path(tmp_path: Path) -> No
     assert open_store(str(tmp_path)).url == f"file://{tmp_path}"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/prefix", "http://x", "relative/path", "file://relative", ""])
+@pytest.mark.parametrize("url", ["s3:/bucket/prefix", "http://x", "relative/path", "file://relative", ""])
 def test_another_kind_of_address_is_refused(url: str) -> None:
     with pytest.raises(StoreError):
         open_store(url)
