@@ -95,7 +95,7 @@ class LocalStore:
         now = time.time()
         for key in self._keys(prefix):
             try:
-                facts = os.stat(self._path(key))
+                facts = os.stat(os.path.join(self.root, key))  # not `_path`: what others put there is listed too
             except FileNotFoundError:
                 continue  # deleted since its name was read
             except OSError as error:
@@ -123,6 +123,21 @@ class LocalStore:
         if failed:
             raise StoreError(f"{len(failed)} of {len(named)} objects could not be removed: {failed[0]}") from failed[0]
         return len(named)
+
+    def sweep(self, age_s: float) -> int:
+        folder, now, count = os.path.join(self.root, _TEMPORARY), time.time(), 0
+        try:
+            names = os.listdir(folder)
+            for name in names:
+                path = os.path.join(folder, name)
+                if now - os.lstat(path).st_mtime >= age_s:
+                    os.unlink(path)
+                    count += 1
+        except FileNotFoundError:
+            pass  # nothing was ever written, or its writer finished: the next run sees the rest
+        except OSError as error:
+            raise self._translated(error, _TEMPORARY) from error
+        return count
 
     def _keys(self, prefix: str) -> Iterator[str]:
         folder = prefix.rpartition("/")[0]

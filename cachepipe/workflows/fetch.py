@@ -194,8 +194,8 @@ def _check_expiry(index: Index, now: datetime) -> None:
     if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
         raise TrustError(
             f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
-            hint="publish it again: `cachepipe promote` or `cachepipe build`; if that is done at least every fortnight, "
-            "someone hides newer versions or the clock is wrong",
+            hint="give it a fresh date with `cachepipe renew`; if that is done every week, someone hides newer versions or "
+            "the clock is wrong",
         )
 
 
