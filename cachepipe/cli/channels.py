@@ -20,7 +20,7 @@ from cachepipe.cli.options import (
     store_argument,
 )
 from cachepipe.cli.output import print_json, say
-from cachepipe.domain.index import Index, timestamp
+from cachepipe.domain.index import Index
 from cachepipe.domain.lock import Lock
 from cachepipe.workflows import channels
 
@@ -43,10 +43,10 @@ def promote_command(
 ) -> None:
     """Copies the artifacts of one channel to another; with REF, that artifact alone."""
     url, refs = split_store(words, store, 0, 1)
-    now = _now()
-    index = channels.promote(open_store(url), name, source, target, refs[0] if refs else None, now)
+    promoted = channels.promote(open_store(url), name, source, target, refs[0] if refs else None, _now())
+    index = promoted.index
     _print_index(index, is_json)
-    if index.created_at != timestamp(now):
+    if not promoted.is_new:
         say(f"unchanged since {index.created_at}; it expires at {index.expires_at}: `cachepipe renew` re-dates it")
 
 

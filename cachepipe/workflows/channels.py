@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -29,10 +30,16 @@ from cachepipe.workflows.fetch import (
 from cachepipe.workflows.publish import claim_format, commit_index, commit_rows, pinned, require_present
 
 
-def promote(store: Store, name: str, source: str, target: str, ref: str | None, now: datetime) -> Index:
-    """Returns the target channel's index with the source's rows, each in place of the one for the same target.
+@dataclass(frozen=True)
+class Promotion:
+    index: Index
+    """The target channel's."""
+    is_new: bool
+    """False: the channel had these rows already, and nothing was written."""
 
-    It is a new version, or the current one if that has these rows already: then nothing is written.
+
+def promote(store: Store, name: str, source: str, target: str, ref: str | None, now: datetime) -> Promotion:
+    """Returns the target channel's index with the source's rows, each in place of the one for the same target.
 
     Args:
         store: where.
@@ -59,10 +66,12 @@ def promote(store: Store, name: str, source: str, target: str, ref: str | None, 
         _refuse_revoked(rows, origin)
 
     claim_format(store)
+    is_new = True
     with ExitStack() as stack:
         check_pins = _pin_all(stack, store, rows, name)
 
         def edit(index: Index | None, nonce: str) -> Index:
+            nonlocal is_new
             check_pins()
             merged = index.rows if index else ()
             if index is not None:
@@ -71,9 +80,10 @@ def promote(store: Store, name: str, source: str, target: str, ref: str | None, 
                 merged = merged if row in merged else with_row(merged, row)
             if index is None:
                 return first_index(name, target, merged, now, nonce)
-            return index if merged == index.rows else advance(index, merged, now, nonce)
+            is_new = merged != index.rows
+            return advance(index, merged, now, nonce) if is_new else index
 
-        return commit_index(store, name, target, edit)
+        return Promotion(commit_index(store, name, target, edit), is_new)
 
 
 def rows_of_release(store: Store, ref: str, name: str) -> tuple[IndexRow, ...]:

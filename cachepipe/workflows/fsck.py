@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 
 from cachepipe.adapters.packs import open_blob
 from cachepipe.adapters.store import Store, StoredObject
@@ -137,10 +138,11 @@ def _check_indexes(check: _Check, inventory: Inventory, pool: ThreadPoolExecutor
     places: list[tuple[str, str, int, str]] = []
     for (name, channel), versions in sorted(inventory.indexes.items()):
         newest = max(versions)
-        gaps = sorted(set(range(1, newest)) - set(versions))
+        gaps = newest - len(versions)
         if gaps:
-            shown = ", ".join(map(str, gaps[:8])) + (", …" if len(gaps) > 8 else "")
-            check.problem(f"{name}@{channel}", f"{len(gaps)} of {newest} versions are missing: {shown}")
+            first = islice((version for version in range(1, newest) if version not in versions), 8)
+            shown = ", ".join(map(str, first)) + (", …" if gaps > 8 else "")
+            check.problem(f"{name}@{channel}", f"{gaps} of {newest} versions are missing: {shown}")
         counting = protecting_versions({version: found.age_s for version, found in versions.items()})
         places += [(name, channel, version, counting.get(version, "")) for version in sorted(versions)]
         _check_hint(check, name, channel, newest)
