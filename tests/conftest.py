@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +19,7 @@ if str(REPOSITORY) not in sys.path:
     sys.path.append(str(REPOSITORY))
 
 from tests.support import seaweed
+from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
 
 
@@ -28,6 +29,12 @@ def s3_server() -> Iterator[seaweed.Seaweed]:
     server = seaweed.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def record() -> Callable[[Record], None]:
+    """Keeps what a test counted, when `ci/nightly` asks for it."""
+    return write_counts
 
 
 @pytest.fixture(scope="session")

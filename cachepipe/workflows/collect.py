@@ -113,7 +113,7 @@ def gc(
             done |= _remove_batch(run, doomed[start : start + BATCH], say)
         decisions = [done.get(decision.artifact, decision) for decision in decisions]
         store.delete_all(stale)  # 5
-        store.sweep(floors.unfinished_s)
+        store.sweep(max(floors.unfinished_s, FLOORS.unfinished_s))
     foreign = tuple(found.key for found in inventory.foreign)
     return Collection(store.url, not deletes, tuple(decisions), tuple(sorted(stale)), foreign, tuple(unknown))
 
