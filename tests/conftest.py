@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.append(str(REPOSITORY))
 
-from tests.support import seaweed
+from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
 
@@ -27,6 +27,14 @@ from tests.support.release import Release, build_quickstart
 def s3_server() -> Iterator[seaweed.Seaweed]:
     """A real S3 server, started when the first test of the run asks for it."""
     server = seaweed.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[motoserver.Moto]:
+    """moto's S3 server, started when the first test of the run asks for it."""
+    server = motoserver.start()
     yield server
     server.stop()
 

@@ -23,12 +23,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Zygote:
     """Starts the jobs of `tests.support.store_jobs`."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from tests.support.zygote import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
             text=True,
             bufsize=1,
         )
