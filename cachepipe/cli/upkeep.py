@@ -23,7 +23,7 @@ from cachepipe.workflows.inspect import size_text
 GC_EPILOG = """\b
 Examples:
   cachepipe gc file:///srv/ml-cache
-  cachepipe gc file:///srv/ml-cache --keep-lock images/a.lock --keep-lock images/b.lock --delete
+  cachepipe gc file:///srv/ml-cache --keep-lock cachepipe.lock --delete
   cachepipe gc --keep-days 90 --json
 
 Kept whatever its age: what a lock file given here names, what is being published, what the newest version of a channel or

@@ -1,10 +1,10 @@
 """gc: removing what nobody can want any more, so that no publisher, promoter or reader ever loses what it was promised.
 
 1 survey: list the store, read the index versions that protect something, decide (`domain/collect.py`); a dry run ends here
-2 announce: a tombstone for each artifact of a batch
-3 look again: pins, indexes and objects; whoever is wanted by now loses its tombstone and stays
-4 remove: statement (the artifact no longer exists), packs, what crashes left of announcements, our tombstone last
-5 remove the announcements that crashes left elsewhere
+2 remove what crashes left: it needs no announcement, and makes room for one where the disk is full
+3 announce: a tombstone for each artifact of a batch
+4 look again: pins, indexes and objects; whoever is wanted by now loses its tombstone and stays
+5 remove: statement (the artifact no longer exists), packs, our tombstone last
 
 Interrupted at any point it leaves artifacts that are whole or have no statement, and the next run finishes.
 """
@@ -109,11 +109,11 @@ def gc(
     if deletes:
         doomed = [decision for decision in decisions if decision.is_removed]
         done: dict[str, Decision] = {}
+        store.sweep(max(floors.unfinished_s, FLOORS.unfinished_s))  # 2
+        store.delete_all(stale)
         for start in range(0, len(doomed), BATCH):
             done |= _remove_batch(run, doomed[start : start + BATCH], say)
         decisions = [done.get(decision.artifact, decision) for decision in decisions]
-        store.delete_all(stale)  # 5
-        store.sweep(max(floors.unfinished_s, FLOORS.unfinished_s))
     foreign = tuple(found.key for found in inventory.foreign)
     return Collection(store.url, not deletes, tuple(decisions), tuple(sorted(stale)), foreign, tuple(unknown))
 
@@ -149,17 +149,17 @@ def _remove_batch(run: _Run, doomed: Sequence[Decision], say: Callable[[str], No
     done: dict[str, Decision] = {}
     try:
         for artifact in artifacts:
-            run.store.put_if_absent(tomb_key(artifact, own), canonical_bytes({"artifact": artifact}))  # 2
+            run.store.put_if_absent(tomb_key(artifact, own), canonical_bytes({"artifact": artifact}))  # 3
         _check_clock(run.store, tomb_key(artifacts[0], own))
         reached("gc.after_tomb")
-        judged = {decision.artifact: decision for decision in _decide(run, _look_again(run.store, artifacts))}  # 3
+        judged = {decision.artifact: decision for decision in _decide(run, _look_again(run.store, artifacts))}  # 4
         reached("gc.after_second_look")
         for before in doomed:
             decision = judged.get(before.artifact, before)  # gone by now: another gc was faster
             if decision.is_removed and time.clock_gettime(time.CLOCK_BOOTTIME) - began > run.floors.tomb_s / 6:
                 decision = dataclasses.replace(decision, is_removed=False, reason="ran out of time: run gc again")
             if decision.is_removed:
-                _remove(run, decision.artifact, own)  # 4
+                _remove(run, decision.artifact, own)  # 5
                 say(f"removed {decision.artifact}: {decision.reason}")
             done[decision.artifact] = decision
     finally:

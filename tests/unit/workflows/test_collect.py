@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ from cachepipe.domain.collect import Floors
 from cachepipe.domain.index import IndexRow
 from cachepipe.domain.layout import index_key, pin_key, statement_key, tomb_key, tomb_prefix
 from cachepipe.domain.lock import lock_of
-from cachepipe.errors import ConflictError, IntegrityError, MissError, StoreError
+from cachepipe.errors import ConflictError, IntegrityError, MissError, NoRoomError, StoreError
 from cachepipe.workflows import collect
 from cachepipe.workflows import publish as publishing
 from cachepipe.workflows.channels import promote, renew, revoke
@@ -345,3 +346,43 @@ def test_what_killed_writers_left_is_swept_after_a_day(store: LocalStore, old: l
     assert litter[1].exists()
     gc(store, deletes=True)
     assert [path.exists() for path in litter] == [True, False]
+
+
+def test_a_full_disk_is_named_and_what_crashes_left_makes_room(store: LocalStore, old: list[IndexRow]) -> None:
+    class Full(LocalStore):
+        """Every file takes a block; one is free as soon as something was removed."""
+
+        is_full = True
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if self.is_full:
+                raise NoRoomError(f"the store is full: `{key}`")
+            return super().put_if_absent(key, data)
+
+        def sweep(self, age_s: float) -> int:
+            count = super().sweep(age_s)
+            self.is_full = self.is_full and not count
+            return count
+
+    full = Full(store.root)
+    with pytest.raises(NoRoomError):
+        gc(full, deletes=True)
+    assert all(store.get(statement_key(row.artifact), 1 << 20) for row in old)
+    litter = Path(store.root, ".tmp", "1.old")
+    litter.write_bytes(b"half")
+    os.utime(litter, (1, 1))
+    assert len(gc(full, deletes=True).removed) == 3
+
+
+def test_thousands_of_objects_are_judged_in_a_second(store: LocalStore, old: list[IndexRow]) -> None:
+    base = Path(store.root, "v1/artifacts")
+    names = [f"{old[0].artifact[:-8]}ZZZZ{number:04d}" for number in range(1500)]
+    for name in names:
+        (base / name / "packs").mkdir(parents=True)
+        for digest in ("a" * 64, "b" * 64):
+            (base / name / "packs" / digest).touch()
+    age(store, f"v1/artifacts/{old[0].artifact[:-8]}ZZZZ", 3)
+    began = time.process_time()
+    done = gc(store)
+    assert len(done.removed) == 1500 + 3
+    assert time.process_time() - began < 3
