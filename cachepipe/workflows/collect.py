@@ -34,7 +34,7 @@ from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import canonical_bytes
 from cachepipe.errors import MissError, StoreError
 from cachepipe.failpoints import reached
-from cachepipe.workflows.fetch import check_format, read_index_version
+from cachepipe.workflows.fetch import check_format, index_as_it_is
 
 FAIL_POINTS = (
     "gc.after_tomb",
@@ -135,7 +135,7 @@ def _named(run: _Run, inventory: Inventory) -> Mapping[str, str]:
         for version, reason in sorted(protecting_versions(ages_s, run.floors).items()):
             place = (name, channel, version)
             if place not in run.rows:
-                index = read_index_version(run.store, name, channel, version, None).index
+                _, index = index_as_it_is(run.store, name, channel, version)
                 run.rows[place] = tuple(row.artifact for row in index.rows)
             named |= dict.fromkeys(run.rows[place], f"{name}@{channel}:{version} names it, {reason}")
     return named

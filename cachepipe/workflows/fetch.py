@@ -227,6 +227,23 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     return found
 
 
+def index_as_it_is(store: Store, name: str, channel: str, version: int) -> tuple[bytes, Index]:
+    """Returns the envelope of one version and what it says, whoever signed it and however old it is.
+
+    For those who decide nothing by it: gc, which keeps what it names, and copy, which carries it.
+
+    Raises:
+        IntegrityError: missing, or bytes that are not that index.
+        TrustError: an envelope of another type.
+        StoreError: the store fails.
+    """
+    what = f"index {name}@{channel}:{version}"
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
+        raise IntegrityError(what, "missing in the store")
+    return envelope, read_index(trust.verify(envelope, PAYLOAD_TYPE, what).payload, name, channel, version)
+
+
 def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Artifact:
     """Returns the artifact that a row names, its statement equal to the row in every field.
 

@@ -19,23 +19,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from cachepipe.adapters.store import Store
-from cachepipe.domain import trust
 from cachepipe.domain.artifact import Blob
-from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, read_index
+from cachepipe.domain.index import Index, IndexRow
 from cachepipe.domain.layout import INDEXES, hint_key, index_key, index_prefix, pack_key, place_of, statement_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import sha256
-from cachepipe.errors import ConflictError, IntegrityError, MissError
+from cachepipe.errors import ConflictError, IntegrityError, MissError, StoreError
 from cachepipe.failpoints import reached
 from cachepipe.workflows.fetch import (
     check_format,
+    index_as_it_is,
     newest,
     nothing_published,
     read_artifact,
     resolve_rows,
 )
-from cachepipe.workflows.publish import claim_format, pinned, put_same, require_present
+from cachepipe.workflows.publish import claim_format, missing_objects, pinned, put_same
 
 FAIL_POINTS = (
     "copy.after_pack",
@@ -153,7 +153,10 @@ def _copy_artifacts(
         has_statement = target.head(statement_key(row.artifact)) is not None
         put_same(target, statement_key(row.artifact), artifact.envelope)
         reached("copy.after_statement")
-        require_present(target, row, statement.release)
+        if lost := missing_objects(
+            target, statement
+        ):  # who signed it was asked of the source; the target's keys may be others
+            raise StoreError(f"{lost} objects that were just written are not there: {row.artifact} in {target.url}")
         size_bytes = sum(blob.size_bytes for blob in missing) + (0 if has_statement else len(artifact.envelope))
         objects = len(missing) + (not has_statement)
         copied[row.artifact] = CopiedArtifact(row.artifact, statement.release, objects, size_bytes)
@@ -205,10 +208,7 @@ def _copy_channel(source: Store, target: Store, index: Index, say: Say) -> Copie
     missing = [version for version in range(index.version, 0, -1) if version not in there]
     for version in missing:
         key = index_key(name, channel, version)
-        envelope = source.get(key, LIMITS.index_bytes)
-        if envelope is None:
-            raise IntegrityError(f"index {name}@{channel}", "versions with a gap", wanted=version, found="nothing")
-        read_index(trust.verify(envelope, PAYLOAD_TYPE, key).payload, name, channel, version)
+        envelope, _ = index_as_it_is(source, name, channel, version)
         if not target.put_if_absent(key, envelope) and target.get(key, LIMITS.index_bytes) != envelope:
             raise _other_history(source, target, index, version)
         if version == index.version:
