@@ -23,6 +23,11 @@ from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    passed = len(terminalreporter.stats.get("passed", ()))
+    write_counts({"part": "tests", "store": "all", "passed": passed})
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[seaweed.Seaweed]:
     """A real S3 server, started when the first test of the run asks for it."""
