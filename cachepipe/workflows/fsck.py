@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+from typing import NamedTuple
 
 from cachepipe.adapters.packs import open_blob
 from cachepipe.adapters.store import Store, StoredObject
@@ -31,13 +32,12 @@ from cachepipe.domain.collect import (
     stale_announcements,
     take_inventory,
 )
-from cachepipe.domain.index import Index, parse_timestamp
+from cachepipe.domain.index import Index, IndexRow, parse_timestamp
 from cachepipe.domain.layout import ARTIFACTS, INDEXES, hint_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.statement import Statement
 from cachepipe.errors import IntegrityError, MissError, TrustError
 from cachepipe.workflows.fetch import (
-    Artifact,
     check_format,
     read_file_table,
     read_index_version,
@@ -46,7 +46,7 @@ from cachepipe.workflows.fetch import (
 )
 
 WORKERS = 8
-"""Objects in flight: on S3 a check waits for round trips, not for this machine."""
+"""Artifacts in flight: on S3 a check waits for round trips, not for this machine."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,13 @@ class Health:
     @property
     def problems(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.is_problem)
+
+
+class _Known(NamedTuple):
+    """What is kept of an artifact: thousands of statements are too much to hold."""
+
+    row: IndexRow
+    release: str
 
 
 @dataclass
@@ -178,23 +185,23 @@ def _check_hint(check: _Check, name: str, channel: str, newest: int) -> None:
         check.note(key, f"ahead of the newest version {newest}: readers go without it")
 
 
-def _check_artifacts(check: _Check, inventory: Inventory, pool: ThreadPoolExecutor) -> Mapping[str, Artifact]:
-    """Returns artifact → its statement, of every artifact whose statement can be read."""
-    held = {name: held for name, held in sorted(inventory.artifacts.items()) if held.statement is not None}
+def _check_artifacts(check: _Check, inventory: Inventory, pool: ThreadPoolExecutor) -> Mapping[str, _Known]:
+    """Returns artifact → its row and release, of every artifact whose statement can be read."""
 
-    def read(artifact: str) -> Artifact | None:
+    def read(item: tuple[str, Held]) -> tuple[str, _Known] | None:
+        name, held = item
         try:
-            return resolve_ref(check.store, artifact)
+            artifact = resolve_ref(check.store, name)
         except (IntegrityError, TrustError, MissError) as error:
-            check.problem(statement_key(artifact), str(error))
+            check.problem(statement_key(name), str(error))
             return None
-
-    found = {name: artifact for name, artifact in zip(held, pool.map(read, held), strict=True) if artifact}
-    for name, artifact in found.items():
-        whole = _check_sizes(check, held[name], artifact.statement)
+        whole = _check_sizes(check, held, artifact.statement)
         if check.is_deep:
-            _check_bytes(check, artifact.statement, whole, pool)
-    return found
+            _check_bytes(check, artifact.statement, whole)
+        return name, _Known(row_of(artifact.statement, artifact.envelope), artifact.statement.release)
+
+    published = [(name, held) for name, held in sorted(inventory.artifacts.items()) if held.statement is not None]
+    return dict(found for found in pool.map(read, published) if found is not None)
 
 
 def _blobs(statement: Statement) -> list[Blob]:
@@ -220,26 +227,21 @@ def _check_sizes(check: _Check, held: Held, statement: Statement) -> list[Blob]:
     return whole
 
 
-def _check_bytes(check: _Check, statement: Statement, blobs: list[Blob], pool: ThreadPoolExecutor) -> None:
-    def read(blob: Blob) -> None:
+def _check_bytes(check: _Check, statement: Statement, blobs: list[Blob]) -> None:
+    for blob in blobs:
         key = pack_key(statement.artifact, blob.digest)
         try:
             data = check.store.get(key, blob.size_bytes)
             if data is None:
                 raise IntegrityError("object", "missing in the store")
             open_blob(data, blob)
+            if blob == statement.table:
+                read_file_table(check.store, statement)
         except IntegrityError as error:
             check.problem(key, str(error))
 
-    list(pool.map(read, blobs))
-    try:
-        if statement.table in blobs:
-            read_file_table(check.store, statement)
-    except IntegrityError as error:
-        check.problem(pack_key(statement.artifact, statement.table.digest), str(error))
 
-
-def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str, Artifact]) -> None:
+def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str, _Known]) -> None:
     where = f"{index.name}@{index.channel}:{index.version}"
     if counts == CURRENT and check.now > parse_timestamp(index.expires_at, "index"):
         check.note(where, f"has expired at {index.expires_at}: `cachepipe renew`")
@@ -247,10 +249,10 @@ def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str
         found = artifacts.get(row.artifact)
         if row.statement in index.revoked:
             check.problem(where, f"names {row.artifact}, which it revokes")
-        if found is not None and row_of(found.statement, found.envelope) != row:
+        if found is not None and found.row != row:
             check.problem(where, f"names {row.artifact} with another statement than it has: {row.statement}")
-        elif found is not None and found.statement.release != index.name:
-            check.problem(where, f"names {row.artifact}, which is of the release {found.statement.release}")
+        elif found is not None and found.release != index.name:
+            check.problem(where, f"names {row.artifact}, which is of the release {found.release}")
         elif found is None and counts == CURRENT:
             check.problem(where, f"is current and names {row.artifact}, which has no readable statement")
         elif found is None and counts:

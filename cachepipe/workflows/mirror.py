@@ -125,7 +125,7 @@ def _channels(source: Store, refs: Sequence[str], locks: Sequence[Lock]) -> list
     named = [ref.partition("@")[::2] for ref in refs if _is_channel(ref)]
     if not refs and not locks:
         places = (place_of(key) for key in source.list(INDEXES))
-        named = sorted({(place.name, place.channel) for place in places if place is not None})
+        named = sorted({(place.name, place.channel) for place in places if place is not None and place.kind == "index"})
         if not named:
             raise MissError(f"nothing is published: {source.url}")
     found = []
