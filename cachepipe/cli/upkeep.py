@@ -34,7 +34,14 @@ day. Index versions are never removed. Give every lock file that is in use: gc c
 @click.command("gc", epilog=GC_EPILOG)
 @store_argument
 @option("--keep-lock", "lock_files", type=FILE, multiple=True, metavar="FILE", help="Keep what this lock file names.")
-@option("--keep-days", type=click.IntRange(min=30), default=30, show_default=True, metavar="N", help="In place of 30.")
+@option(
+    "--keep-days",
+    type=click.IntRange(min=30),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="Since it was published and current.",
+)
 @option(
     "--keep-versions", type=click.IntRange(min=10), default=10, show_default=True, metavar="N", help="Of a channel."
 )

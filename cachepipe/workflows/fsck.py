@@ -119,8 +119,15 @@ def fsck(store: Store, now: datetime, *, is_deep: bool = False) -> Health:
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="fsck") as pool:
         indexes = _check_indexes(check, inventory, pool)  # 2
         artifacts = _check_artifacts(check, inventory, pool)  # 3, 4
+    gone: dict[str, list[int]] = {}
     for index, counts in indexes:
-        _check_rows(check, index, counts, artifacts)  # 5
+        if _check_rows(check, index, counts, artifacts):  # 5
+            gone.setdefault(f"{index.name}@{index.channel}", []).append(index.version)
+    for channel, versions in gone.items():
+        shown = ", ".join(map(str, versions))
+        check.note(
+            channel, f"a rollback to these versions is refused, since they name artifacts that are not here: {shown}"
+        )
     _note_the_rest(check, inventory)  # 6
     content = [found for held in inventory.artifacts.values() for found in held.content]
     return Health(
@@ -241,7 +248,8 @@ def _check_bytes(check: _Check, statement: Statement, blobs: list[Blob]) -> None
             check.problem(key, str(error))
 
 
-def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str, _Known]) -> None:
+def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str, _Known]) -> bool:
+    """Returns whether a version that gc would protect, and that is not current, names what is gone."""
     where = f"{index.name}@{index.channel}:{index.version}"
     if counts == CURRENT and check.now > parse_timestamp(index.expires_at, "index"):
         check.note(where, f"has expired at {index.expires_at}: `cachepipe renew`")
@@ -255,8 +263,7 @@ def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str
             check.problem(where, f"names {row.artifact}, which is of the release {found.release}")
         elif found is None and counts == CURRENT:
             check.problem(where, f"is current and names {row.artifact}, which has no readable statement")
-        elif found is None and counts:
-            check.note(where, f"names {row.artifact}, which is gone: a rollback to this version is refused")
+    return bool(counts) and counts != CURRENT and any(row.artifact not in artifacts for row in index.rows)
 
 
 def _note_the_rest(check: _Check, inventory: Inventory) -> None:

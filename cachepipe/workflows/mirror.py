@@ -16,12 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachepipe.adapters.store import Store
 from cachepipe.domain.artifact import Blob
 from cachepipe.domain.index import Index, IndexRow
-from cachepipe.domain.layout import INDEXES, hint_key, index_key, index_prefix, pack_key, place_of, statement_key
+from cachepipe.domain.layout import (
+    ARTIFACTS,
+    INDEXES,
+    hint_key,
+    index_key,
+    index_prefix,
+    pack_key,
+    place_of,
+    statement_key,
+)
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import sha256
@@ -103,7 +112,7 @@ def copy(source: Store, target: Store, refs: Sequence[str], locks: Sequence[Lock
     artifacts: dict[str, CopiedArtifact] = {}
     for row in rows:
         with pinned(target, row.artifact):
-            artifacts |= _copy_artifacts(source, target, [row], None, say)
+            _note(artifacts, _copy_artifact(source, target, row, None, say))
     copied = []
     for index in channels:
         _check_history(source, target, index)
@@ -111,7 +120,8 @@ def copy(source: Store, target: Store, refs: Sequence[str], locks: Sequence[Lock
         with ExitStack() as stack:
             for row in current:
                 stack.enter_context(pinned(target, row.artifact))  # 2, 6
-            artifacts |= _copy_artifacts(source, target, current, index.name, say)  # 3
+            for row in current:
+                _note(artifacts, _copy_artifact(source, target, row, index.name, say))  # 3
             copied.append(_copy_channel(source, target, index, say))  # 4, 5
     return Copy(source.url, target.url, tuple(artifacts.values()), tuple(copied))
 
@@ -137,31 +147,36 @@ def _channels(source: Store, refs: Sequence[str], locks: Sequence[Lock]) -> list
     return found
 
 
-def _copy_artifacts(
-    source: Store, target: Store, rows: Sequence[IndexRow], release: str | None, say: Say
-) -> dict[str, CopiedArtifact]:
-    copied = {}
-    for row in rows:
-        artifact = read_artifact(source, row, release)
-        statement = artifact.statement
-        there = {found.key: found.size_bytes for found in target.list_objects(f"v1/artifacts/{row.artifact}/packs/")}
-        blobs = {blob.digest: blob for blob in (*statement.packs, statement.table, statement.explain)}
-        missing = [blob for blob in blobs.values() if there.get(pack_key(row.artifact, blob.digest)) != blob.size_bytes]
-        with ThreadPoolExecutor(WORKERS, thread_name_prefix="copy") as pool:
-            for _ in pool.map(lambda blob, of=row.artifact: _copy_blob(source, target, of, blob), missing):
-                reached("copy.after_pack")
-        has_statement = target.head(statement_key(row.artifact)) is not None
-        put_same(target, statement_key(row.artifact), artifact.envelope)
-        reached("copy.after_statement")
-        if lost := missing_objects(
-            target, statement
-        ):  # who signed it was asked of the source; the target's keys may be others
-            raise StoreError(f"{lost} objects that were just written are not there: {row.artifact} in {target.url}")
-        size_bytes = sum(blob.size_bytes for blob in missing) + (0 if has_statement else len(artifact.envelope))
-        objects = len(missing) + (not has_statement)
-        copied[row.artifact] = CopiedArtifact(row.artifact, statement.release, objects, size_bytes)
+def _note(artifacts: dict[str, CopiedArtifact], copied: CopiedArtifact) -> None:
+    """Adds up what was written: several channels may name an artifact."""
+    before = artifacts.get(copied.artifact)
+    if before is not None:
+        copied = replace(
+            copied, objects=before.objects + copied.objects, size_bytes=before.size_bytes + copied.size_bytes
+        )
+    artifacts[copied.artifact] = copied
+
+
+def _copy_artifact(source: Store, target: Store, row: IndexRow, release: str | None, say: Say) -> CopiedArtifact:
+    artifact = read_artifact(source, row, release)
+    statement, key = artifact.statement, statement_key(row.artifact)
+    there = {found.key: found.size_bytes for found in target.list_objects(f"{ARTIFACTS}{row.artifact}/")}
+    blobs = {blob.digest: blob for blob in (*statement.packs, statement.table, statement.explain)}
+    missing = [blob for blob in blobs.values() if there.get(pack_key(row.artifact, blob.digest)) != blob.size_bytes]
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="copy") as pool:
+        for _ in pool.map(lambda blob: _copy_blob(source, target, row.artifact, blob), missing):
+            reached("copy.after_pack")
+    put_same(target, key, artifact.envelope)
+    reached("copy.after_statement")
+    if lost := missing_objects(
+        target, statement
+    ):  # who signed it was asked of the source; the target's keys may be others
+        raise StoreError(f"{lost} objects that were just written are not there: {row.artifact} in {target.url}")
+    size_bytes = sum(blob.size_bytes for blob in missing) + (0 if key in there else len(artifact.envelope))
+    objects = len(missing) + (key not in there)
+    if objects:
         say(f"{row.artifact} of {statement.release}: {objects} objects, {size_bytes} bytes")
-    return copied
+    return CopiedArtifact(row.artifact, statement.release, objects, size_bytes)
 
 
 def _copy_blob(source: Store, target: Store, artifact: str, blob: Blob) -> None:

@@ -22,6 +22,10 @@ from cachepipe.workflows import publish as publishing
 from cachepipe.workflows.fetch import newest, read_artifact, read_index_version
 from tests.support.artifacts import CPU_PARTS, NOW, make_artifact
 
+LIMIT_S = 3600.0
+BEGAN = time.monotonic()
+"""When the zygote was started; nobody waits for its jobs longer than this."""
+
 NO_FLOORS = Floors(unfinished_s=0.0, published_s=0.0, versions=1)
 """Only pins and current versions protect: every race that floors would hide can happen."""
 
@@ -65,6 +69,11 @@ def copy(source: str, target: str) -> None:
 # --- the stress of gc: everybody at once, until a file says stop ------------------------------------------------------------
 
 
+def _goes_on(stop: str) -> bool:
+    """False when the checker has ended, or when nobody is left to end us."""
+    return not os.path.exists(stop) and os.getppid() != 1 and time.monotonic() < BEGAN + LIMIT_S
+
+
 def _count(path: str, counts: dict[str, int]) -> None:
     Path(path).write_text(json.dumps(counts))
 
@@ -74,7 +83,7 @@ def stress_publisher(url: str, folder: str, writer: int, stop: str, log: str) ->
     store, chance = open_store(url), random.Random(writer)
     Path(folder).mkdir()
     counts = {"published": 0}
-    while not os.path.exists(stop):
+    while _goes_on(stop):
         packed = make_artifact(Path(folder), writer * 100_000 + counts["published"], CPU_PARTS)
         publishing.publish(store, "demo", "candidate", packed, NOW)
         counts["published"] += 1
@@ -86,7 +95,7 @@ def stress_promoter(url: str, seed: int, stop: str, log: str) -> None:
     """Promotes artifacts of old and new versions, most of which gc is after; a refusal is fine, a broken channel is not."""
     store, chance = open_store(url), random.Random(seed)
     counts = {"promoted": 0, "refused": 0}
-    while not os.path.exists(stop):
+    while _goes_on(stop):
         found = newest(store, "demo", "candidate")
         if found is None:
             continue
@@ -107,7 +116,7 @@ def stress_collector(url: str, stop: str, log: str, is_naive: bool = False) -> N
     if is_naive:
         collect._look_again = lambda store, artifacts: collect.take_inventory(())
         publishing._await_no_tomb = lambda store, artifact: None
-    while not os.path.exists(stop):
+    while _goes_on(stop):
         done = collect.gc(store, floors=NO_FLOORS, deletes=True)
         counts["runs"] += 1
         counts["removed"] += len(done.removed)
@@ -119,11 +128,13 @@ def stress_checker(url: str, checks: int, limit_s: float, stop: str, log: str) -
     store = open_store(url)
     counts = {"checks": 0, "broken": 0, "superseded": 0}
     give_up = time.monotonic() + limit_s
-    while counts["checks"] < checks and time.monotonic() < give_up:
-        for channel in ("candidate", "stable"):
-            _check_channel(store, channel, counts)
-    _count(log, counts)
-    Path(stop).touch()
+    try:
+        while counts["checks"] < checks and time.monotonic() < give_up:
+            for channel in ("candidate", "stable"):
+                _check_channel(store, channel, counts)
+    finally:
+        _count(log, counts)
+        Path(stop).touch()
 
 
 def _check_channel(store: Store, channel: str, counts: dict[str, int]) -> None:

@@ -58,7 +58,7 @@ def test_every_channel_arrives_byte_for_byte(source: LocalStore, target: LocalSt
         ("candidate", 3, 3),
         ("stable", 1, 1),
     ]
-    assert {found.artifact for found in done.artifacts} == {rows[1].artifact, rows[2].artifact}
+    assert {found.artifact: found.objects for found in done.artifacts} == {rows[1].artifact: 4, rows[2].artifact: 4}
     here, there = contents(source), contents(target)
     assert {key: here[key] for key in there} == there
     assert {key for key in here if key not in there} == set(source.list(f"v1/artifacts/{rows[0].artifact}/"))
