@@ -29,7 +29,7 @@ from cachepipe.domain.collect import (
     stale_announcements,
     take_inventory,
 )
-from cachepipe.domain.layout import ARTIFACTS, INDEXES, PINS, tomb_key
+from cachepipe.domain.layout import ARTIFACTS, INDEXES, PINS, shown, tomb_key
 from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import canonical_bytes
 from cachepipe.errors import MissError, StoreError
@@ -114,7 +114,7 @@ def gc(
         for start in range(0, len(doomed), BATCH):
             done |= _remove_batch(run, doomed[start : start + BATCH], say)
         decisions = [done.get(decision.artifact, decision) for decision in decisions]
-    foreign = tuple(found.key for found in inventory.foreign)
+    foreign = tuple(shown(found.key) for found in inventory.foreign)
     return Collection(store.url, not deletes, tuple(decisions), tuple(sorted(stale)), foreign, tuple(unknown))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,17 @@ def test_ls_is_not_confused_by_foreign_objects(store: LocalStore, rows: list[Ind
     for key in ("v1/index/stray", "v1/index/demo/stray", "v1/index/a/b/c/d"):
         store.put_if_absent(key, b"x")
     assert [found["channel"] for found in document(capsys, "ls", store.url)["channels"]] == ["candidate"]
+
+
+@pytest.mark.parametrize("verb", ["gc", "fsck"])
+def test_names_that_others_chose_are_shown_and_not_obeyed(
+    verb: str, store: LocalStore, rows: list[IndexRow], capsys: Output
+) -> None:
+    for name in (b"\xff\xfe", b"\x1b[2Jx", b"a\nkeep  fake"):
+        with open(os.path.join(os.fsencode(store.root), b"v1", name), "wb"):
+            pass
+    assert main([verb, store.url]) == 0
+    text = "".join(capsys.readouterr())
+    assert "\x1b" not in text and "\nkeep  fake" not in text
+    assert "v1/\\udcff\\udcfe" in text and "v1/\\x1b[2Jx" in text and "v1/a\\nkeep  fake" in text
+    assert document(capsys, verb, store.url)
