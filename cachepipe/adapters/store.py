@@ -85,6 +85,10 @@ class Store(Protocol):
         """
         ...
 
+    def sweep(self, age_s: float) -> int:
+        """Removes what writers that were killed have left and no list shows, from `age_s` seconds on; returns how many."""
+        ...
+
 
 def is_absent_by_403(error: StoreError) -> bool:
     """Tells whether a refused probe means that there is nothing: S3 says 403, not 404, to a role that may not list.

@@ -194,8 +194,8 @@ def _check_expiry(index: Index, now: datetime) -> None:
     if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
         raise TrustError(
             f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
-            hint="publish it again: `cachepipe promote` or `cachepipe build`; if that is done at least every fortnight, "
-            "someone hides newer versions or the clock is wrong",
+            hint="give it a fresh date with `cachepipe renew`; if that is done every week, someone hides newer versions or "
+            "the clock is wrong",
         )
 
 
@@ -225,6 +225,23 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     if now is not None:
         _check_expiry(found.index, now)
     return found
+
+
+def index_as_it_is(store: Store, name: str, channel: str, version: int) -> tuple[bytes, Index]:
+    """Returns the envelope of one version and what it says, whoever signed it and however old it is.
+
+    For those who decide nothing by it: gc, which keeps what it names, and copy, which carries it.
+
+    Raises:
+        IntegrityError: missing, or bytes that are not that index.
+        TrustError: an envelope of another type.
+        StoreError: the store fails.
+    """
+    what = f"index {name}@{channel}:{version}"
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
+        raise IntegrityError(what, "missing in the store")
+    return envelope, read_index(trust.verify(envelope, PAYLOAD_TYPE, what).payload, name, channel, version)
 
 
 def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Artifact:

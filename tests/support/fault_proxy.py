@@ -79,6 +79,8 @@ class Request(NamedTuple):
     target: str
     action: str
     """Of the fault that hit it, or empty."""
+    condition: str = ""
+    """Its If-None-Match."""
 
 
 class _Head(NamedTuple):
@@ -163,10 +165,10 @@ class FaultProxy:
             upstream.close()
             client.close()
 
-    def _pick(self, method: str, target: str) -> Fault | None:
+    def _pick(self, method: str, target: str, condition: str) -> Fault | None:
         with self._lock:
             fault = next((fault for fault in self.faults if fault.takes(method, target)), None)
-            self.log.append(Request(time.monotonic(), method, target, fault.action if fault else ""))
+            self.log.append(Request(time.monotonic(), method, target, fault.action if fault else "", condition))
             return fault
 
     def _one(self, client: socket.socket, asked: BinaryIO, upstream: socket.socket, answered: BinaryIO) -> bool:
@@ -175,7 +177,7 @@ class FaultProxy:
         if head is None:
             return False
         method, target, _ = head.line.split(" ", 2)
-        fault = self._pick(method, target)
+        fault = self._pick(method, target, head.get("if-none-match"))
         action = fault.action if fault else ""
         if fault and action in ("delay", "hang"):
             time.sleep(fault.seconds)
