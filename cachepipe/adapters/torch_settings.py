@@ -32,10 +32,12 @@ def ambient_settings(device: str) -> dict[str, str]:
     """
     settings = {
         "autocast": _autocast(device),
+        "default device": _default_device(),
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "grad mode": _grad_mode(),
         "matmul precision": torch.get_float32_matmul_precision(),
+        "fp32 precision": str(getattr(torch.backends.cuda.matmul, "fp32_precision", "none")),
         "tf32 matmul": str(torch.backends.cuda.matmul.allow_tf32),
         "fp16 reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
         "bf16 reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
@@ -51,6 +53,12 @@ def _grad_mode() -> str:
     if torch.is_inference_mode_enabled():
         return "inference_mode"
     return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _default_device() -> str:
+    """Returns the device of `torch.set_default_device`; a set one changes the graph even where it is the same device."""
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return "unset" if context is None else str(context.device)
 
 
 def _autocast(device: str) -> str:

@@ -156,3 +156,31 @@ def test_a_model_whose_outputs_nobody_can_look_into_does_not_pass_as_equal(tmp_p
 def test_a_factory_that_forks_does_not_make_a_second_worker(tmp_path: Path) -> None:
     evidence = run_job(spec_of("mm_forks"), tmp_path, "eager")
     assert evidence.error == "" and (tmp_path / "forks").read_text() == "child\nparent\n"
+
+
+def test_case_h10_files_of_caches_that_no_artifact_covers_are_named_with_their_owner(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("mm_writes_elsewhere"), tmp_path)
+    assert evidence.error == ""
+    found = {Path(file.path).relative_to(tmp_path).as_posix(): file for file in evidence.outside_files}
+    ours = {name for name in found if name.startswith("root/")}
+    assert ours == set() and "gone" not in found
+    assert "Triton" in found[".triton/cache/kernel.json"].owner and found[".triton/cache/kernel.json"].size_bytes == 2
+    assert "CUDA driver" in found[".nv/ComputeCache/1/k"].owner
+
+
+def test_case_m1_every_compile_has_its_place_phases_and_the_guard_that_failed(tmp_path: Path) -> None:
+    spec = spec_of("small", ({"batch": 4}, {"batch": 8}))
+    cold = run_job(spec, tmp_path)
+    assert [graph.shape_bucket for graph in cold.graphs] == ["batch=4", "batch=8"]
+    first, second = cold.graphs
+    assert "forward" in first.place and "case_models.py" in first.place and first.operators > 0
+    assert first.sizes == {"x": [4, 8]} and second.sizes == {"x": [8, 8]}
+    assert first.recompile_reason == "" and "size mismatch at index 0. expected 4, actual 8" in second.recompile_reason
+    assert first.phases.trace_s > 0 and first.phases.compile_s > 0 and first.phases.lookup_s == 0
+    builds = [item for item in cold.work_items if item.kind == "native_builds"]
+    assert sum(item.count for item in builds) == cold.work.native_builds >= 2
+    assert {item.graph for item in builds} >= {first.graph, second.graph} and all(item.what for item in builds)
+    assert cold.file_sizes["native"].files >= 2 and cold.file_sizes["fxgraph"].size_bytes > 0
+    restored = run_job(spec, tmp_path, "prove")
+    assert all(graph.phases.compile_s == 0 and graph.phases.load_s > 0 for graph in restored.graphs)
+    assert restored.dropped == 0 and restored.uncounted == ()
