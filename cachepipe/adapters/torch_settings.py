@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -167,17 +167,6 @@ def compile_failure() -> type[Exception]:
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> None:
     """Marks one dimension of an input as dynamic within bounds, both included."""
     torch._dynamo.mark_dynamic(tensor, dim, min=low, max=high)
-
-
-def add_compile_callback(on_start: Callable[[str, str], None]) -> Callable[[], None]:
-    """Calls `on_start(trigger, compile_id)` at every later compile; returns the function that ends it."""
-    from torch._dynamo.callback import callback_handler
-
-    def callback(args: Any) -> None:
-        on_start(str(args.callback_trigger.name), str(args.compile_id))
-
-    callback_handler.register_start_callback(callback)
-    return lambda: callback_handler.remove_start_callback(callback)
 
 
 def hold_stream(seconds: float) -> None:

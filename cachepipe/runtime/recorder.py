@@ -70,6 +70,12 @@ class Recorder:
             self._take_children_work()
             self._children.close()
 
+    def after_fork(self) -> None:
+        """In the child of a fork: its own compile workers report to it, not to the parent."""
+        self._children = ChildWork()
+        if self._is_recording:
+            self._children.open()
+
     @property
     def missing_names(self) -> list[str]:
         """Private names that this torch does not have: their work is not counted."""

@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.release import REPOSITORY, clean_environment
 
-ATTACH = 'import os; os.environ.get("CACHEPIPE_ATTACH") == "1" and __import__("cachepipe.runtime.pth")\n'
+ATTACH = (
+    'import os; (os.environ.get("CACHEPIPE_ATTACH") == "1" or "CACHEPIPE_WORK_LOG" in os.environ)'
+    ' and __import__("cachepipe.runtime.pth")\n'
+)
 
 
 @pytest.fixture(scope="module")
