@@ -43,6 +43,7 @@ _LAYER_FIXES = {
     "tuning": "the search ran here: the tuning record is not in the artifact; build again with `--fresh`",
     "triton": "the kernel was compiled here: its files are not in the artifact, or lie at another path",
 }
+_RECORD_FIX = "`verify` and `build` record them, a service does with CACHEPIPE_EXPLAIN=1"
 _SETTING_FIX = "make it equal, or call inside `entry.context()`"
 
 
@@ -87,8 +88,8 @@ def explain_misses(entry: str, evidence: EntryEvidence, built: Json) -> tuple[st
     return explanation_lines(entry, explain(evidence, built))
 
 
-def explanation_lines(entry: str, explanations: Iterable[Explanation]) -> tuple[str, ...]:
-    """Returns explanations as lines: where, then each cause with its fix."""
+def explanation_lines(entry: str, explanations: Iterable[Explanation], has_names: bool = False) -> tuple[str, ...]:
+    """Returns explanations as lines: where, then each cause with its fix, and the names of torch's key components."""
     lines: list[str] = []
     before = ""
     for one in explanations:
@@ -102,6 +103,9 @@ def explanation_lines(entry: str, explanations: Iterable[Explanation]) -> tuple[
         lines.append(f"  {one.cause}")
         if one.fix:
             lines.append(f"  fix: {one.fix}")
+        if has_names and one.components:
+            more = f" and {len(one.components) - 6} more" if len(one.components) > 6 else ""
+            lines.append(f"  key: {', '.join(one.components[:6])}{more}")
     return tuple(lines)
 
 
@@ -136,7 +140,7 @@ def _causes(lookup: Lookup, outer: Lookup | None, evidence: EntryEvidence, built
     found = evidence.components.get(f"{lookup.layer}/{lookup.key}", {})
     nearest = fewest_differences(found, [f"{lookup.layer}/{key}" for key in keys], everything) if found else None
     if nearest is None:
-        return [Cause("the components of this layer are not recorded", "look at the other layers, or build again", ())]
+        return [Cause("the components of this layer are not recorded", _RECORD_FIX, ())]
     outermost = evidence.components.get(f"{outer.layer}/{outer.key}", {}) if outer else {}
     differences = Differences(
         built=everything[nearest],

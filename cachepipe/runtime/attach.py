@@ -20,7 +20,7 @@ from cachepipe.domain.evidence import Work
 from cachepipe.importing import when_imported
 from cachepipe.runtime import backports
 from cachepipe.runtime.details import expected_graphs, tell_misses
-from cachepipe.runtime.events import say as say
+from cachepipe.runtime.events import say
 from cachepipe.runtime.late import LateCompile, LateWatch
 from cachepipe.runtime.recorder import Recorder
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _OF_WORKERS = ("new_files", "isa_probes", "compiler_queries", "compiler_runs", "ptxas_runs")
 """Counted by an audit hook, which no service gets."""
+
+__all__ = ("Attached", "LateCompile", "attach", "finish", "say", "state", "summary")
 
 QUIET_S = 60.0
 """Without a compile for so long a service that never says `ready()` is taken to be warm."""

@@ -23,7 +23,8 @@ class GraphLog:
     operators: int = 0
     recompile_reason: str = ""
     failure: str = ""
-    has_missed: bool = False
+    missed: set[str] = field(default_factory=set)
+    """Layers that had no entry for it."""
     spans: Spans = field(default_factory=dict)
 
     def evidence(self) -> GraphEvidence:
@@ -56,20 +57,22 @@ class BucketLog:
 def phases_of_graph(log: GraphLog) -> Phases:
     """Returns the phases of one compile; what the kernels themselves took is not known here.
 
-    A graph that missed counts what is left of its backend as compile; of one that hit it is the lookup.
+    A graph that missed counts what is left of its backend as compile; of one that hit it is the lookup. Loading a graph whose
+    inner layer missed is mostly the wait for its kernels' compilers, and counts as compile too.
     """
 
     def seconds(kind: str, *places: bool) -> float:
         return sum(log.spans.get((kind, place), 0.0) for place in places or (False, True))
 
     backend = seconds("backend") + seconds("backward")
-    load, tune = min(seconds("load"), backend), min(seconds("tune", True), backend)
+    load = 0.0 if "fxgraph" in log.missed else min(seconds("load"), backend)
+    tune = min(seconds("tune", True), backend)
     rest = max(0.0, backend - load - tune)
     return Phases(
         trace_s=max(0.0, seconds("frame") - seconds("backend")),
-        lookup_s=0.0 if log.has_missed else rest,
+        lookup_s=0.0 if log.missed else rest,
         load_s=load,
-        compile_s=rest if log.has_missed else 0.0,
+        compile_s=rest if log.missed else 0.0,
         tune_s=tune + seconds("tune", False),
         capture_s=seconds("capture"),
     )

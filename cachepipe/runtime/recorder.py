@@ -187,7 +187,7 @@ class Recorder:
     def on_lookup(self, graph: str, layer: str, outcome: str, key: str, reason: str) -> None:
         with self._lock:
             if outcome != "hit":
-                self._compile(graph).has_missed = True
+                self._compile(graph).missed.add(layer)
             self._append(self.lookups, Lookup(self._label, graph, layer, outcome, key, reason))
 
     def on_components(self, layer: str, key: str, components: dict[str, list[str]]) -> None:

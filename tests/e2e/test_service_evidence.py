@@ -88,7 +88,11 @@ assert cachepipe.report()["late_compiles"][-1]["outcome"] == "compiled"
     assert len(late_lines(done)) == 4
 
 
-def test_an_unwritable_file_of_events_costs_one_line_and_nothing_else(tmp_path: Path) -> None:
-    done = run(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=str(tmp_path / "absent" / "events.jsonl"))
+def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_one_line(tmp_path: Path) -> None:
+    file, root = str(tmp_path / "absent" / "events.jsonl"), str(tmp_path / "root")
+    done = run(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=file, CACHEPIPE_ROOT=root)
+    missed = [line for line in done.stderr.splitlines() if line.startswith("cachepipe miss ")]
+    assert ["layer=aotautograd" in missed[0], "layer=fxgraph" in missed[1]] == [True, True], done.stderr
+    assert all("inputs=x:4x8" in line and "case_models.py" in line and "reason=full_miss" in line for line in missed)
     assert done.returncode == 0 and len(ready_lines(done)) == 1
     assert len([line for line in done.stderr.splitlines() if line.startswith("cachepipe events problem=")]) == 1
