@@ -40,6 +40,7 @@ VERBS = {
     "copy": Verb("upkeep", "Copy releases to another store, byte for byte."),
     "gc": Verb("upkeep", "Say which artifacts nobody can want any more, and remove them."),
     "fsck": Verb("upkeep", "Check that a store holds what its indexes and statements promise."),
+    "doctor": Verb("doctor", "Say whether a start on this machine would be warm, and why not."),
     "completion": Verb("completion", "Print the completion script for bash, zsh or fish."),
 }
 
