@@ -121,6 +121,7 @@ def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_pa
         parts = (phases.trace_s, phases.lookup_s, phases.load_s, phases.compile_s, phases.run_s)
         assert sum(parts) == pytest.approx(first.first_call_s, rel=0.01)
         assert phases.compile_s == 0.0 and phases.trace_s > 0.0
+    assert [(one.layer, one.key) for one in plain.lookups] == [(one.layer, one.key) for one in explained.lookups]
     assert len(explained.components) >= 5 and plain.components == {}
     assert explained.shape_buckets[0].is_close is True
 
