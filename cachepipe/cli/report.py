@@ -24,7 +24,7 @@ Examples:
   cachepipe report evidence --html report.html --junit gates.xml
   cachepipe report evidence --markdown "$GITHUB_STEP_SUMMARY"
   cachepipe report evidence --against evidence-of-last-release --json"""
-EVIDENCE = click.Path(exists=True, path_type=Path)
+EVIDENCE = click.Path(path_type=Path)
 
 
 @click.command("report", epilog=REPORT_EPILOG)
@@ -132,8 +132,8 @@ def _append(path: Path, text: str) -> None:
 
 EXPLAIN_EPILOG = """\b
 Examples:
-  cachepipe explain evidence                       what `verify --report evidence` found
-  cachepipe explain events.jsonl evidence          a service's events (CACHEPIPE_EVENTS) with the builder's evidence
+  cachepipe explain evidence  (what `verify --report evidence` found)
+  cachepipe explain events.jsonl evidence  (a service's events, CACHEPIPE_EVENTS, with the builder's evidence)
   cachepipe explain events.jsonl --store file:///srv/ml-cache --ref encoder@stable"""
 
 
