@@ -1,10 +1,13 @@
-"""Watches torch's searches: what won, among how many, and what it gained over the baseline.
+"""Watches torch's searches: what won, among how many, and what it gained over the baseline; and which records saved one.
 
-Only functions that run while something is tuned are wrapped; `adapters/torch_work.py` counts the same calls.
+Only functions that run while something is tuned or a tuning record is read are wrapped; `adapters/torch_work.py` counts the
+same searches. A Triton kernel's record that was found is a hit of the layer `tuning`, a search at run time a miss: what is
+not looked up, since it has one configuration, is neither (field case H2).
 
 Source: torch/_inductor/select_algorithm.py (`AlgorithmSelectorCache.benchmark`: choice → ms),
 runtime/triton_heuristics.py (`CachingAutotuner.benchmark_all_configs`: launcher → ms),
-runtime/coordinate_descent_tuner.py (`CoordescTuner.autotune`); checked against torch 2.13.0 (`NAMES`).
+runtime/coordinate_descent_tuner.py (`CoordescTuner.autotune`), runtime/autotune_cache.py (`AutotuneCache.read_best`: the
+recorded configuration or None); checked against torch 2.13.0 (`NAMES`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from cachepipe.domain.evidence import TunedKernel
 from cachepipe.importing import when_imported
@@ -22,22 +25,33 @@ NAMES: tuple[tuple[str, str], ...] = (
     ("torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.benchmark_all_configs"),
     ("torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.autotune"),
+    ("torch._inductor.runtime.autotune_cache", "AutotuneCache.read_best"),
 )
 """Module and attribute path; a test fails when one goes away."""
 _TEXT_CHARS = 300
 
 
-class TuningWatch:
-    """Wraps the functions of `NAMES` while installed; `report` gets every finished search."""
+class TuningSink(Protocol):
+    """Receives what was seen; called from any thread."""
 
-    def __init__(self, report: Callable[[TunedKernel], None]) -> None:
-        self._report = report
+    def on_tuned(self, kernel: TunedKernel) -> None:
+        """A search has ended."""
+
+    def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
+        """A tuning record was found, or a kernel was tuned for want of one."""
+
+
+class TuningWatch:
+    """Wraps the functions of `NAMES` while installed."""
+
+    def __init__(self, sink: TuningSink) -> None:
+        self._sink = sink
         self._undo: list[Callable[[], None]] = []
         self.missing: list[str] = []
 
     def install(self) -> None:
         """Wraps what is imported now, and the rest as soon as torch imports it."""
-        wraps = (self._wrap_choices, self._wrap_configs, self._wrap_descent)
+        wraps = (self._wrap_choices, self._wrap_configs, self._wrap_descent, self._wrap_record)
         for (module, path), wrap in zip(NAMES, wraps, strict=True):
             self._undo.append(when_imported(module, functools.partial(self._replace, path=path, wrap=wrap)))
 
@@ -69,6 +83,7 @@ class TuningWatch:
     def _wrap_configs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def benchmark_all_configs(kernel: Any, *args: Any, **named: Any) -> Any:
             timings = function(kernel, *args, **named)
+            self._sink.on_layer_lookup("tuning", False, _kernel_name(kernel))
             self._tell(lambda: _best_config(kernel, timings))
             return timings
 
@@ -85,10 +100,20 @@ class TuningWatch:
                 return found
 
             best = function(tuner, timed, baseline, timing, *rest, **named)
+            self._sink.on_layer_lookup("tuning", False, str(getattr(tuner, "name", ""))[:_TEXT_CHARS])
             self._tell(lambda: _descent(tuner, seen, (baseline, timing), best))
             return best
 
         return autotune
+
+    def _wrap_record(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def read_best(cache: Any, *args: Any, **named: Any) -> Any:
+            best = function(cache, *args, **named)
+            if best is not None:
+                self._sink.on_layer_lookup("tuning", True, str(getattr(cache, "configs_hash", ""))[:_TEXT_CHARS])
+            return best
+
+        return read_best
 
     def _tell(self, make: Callable[[], TunedKernel | None]) -> None:
         """Reports one search; facts that this torch gives in another form are left out, never an error of the compile."""
@@ -97,7 +122,11 @@ class TuningWatch:
         except (AttributeError, TypeError, ValueError, KeyError):
             return
         if kernel is not None and math.isfinite(kernel.best_ms) and math.isfinite(kernel.baseline_ms):
-            self._report(kernel)
+            self._sink.on_tuned(kernel)
+
+
+def _kernel_name(kernel: Any) -> str:
+    return str(getattr(getattr(kernel, "fn", None), "__name__", ""))[:_TEXT_CHARS]
 
 
 def _best_choice(timings: Mapping[Any, float], nodes: Any) -> TunedKernel | None:

@@ -43,6 +43,16 @@ _LAYER_FIXES = {
     "tuning": "the search ran here: the tuning record is not in the artifact; build again with `--fresh`",
     "triton": "the kernel was compiled here: its files are not in the artifact, or lie at another path",
 }
+FREE_VARIABLES = {
+    f"variable {name}"
+    for name in (
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TORCHINDUCTOR_WORKER_START",
+        "TORCHINDUCTOR_WORKER_SUPPRESS_LOGGING",
+        "TORCH_COMPILE_JOB_ID",
+    )
+}
+"""In no key, measured: builder and service may differ in them."""
 _RECORD_FIX = "`verify` and `build` record them, a service does with CACHEPIPE_EXPLAIN=1"
 _SETTING_FIX = "make it equal, or call inside `entry.context()`"
 
@@ -72,7 +82,7 @@ def explain(evidence: EntryEvidence, built: Json) -> tuple[Explanation, ...]:
     told = " ".join(explanation.cause for explanation in found.values())
     if found:
         for name, before, after in setting_differences(built.get("settings", {}), evidence.settings):
-            if f"{name}: " not in told and not name.startswith("variable TORCHINDUCTOR_COMPILE_THREADS"):
+            if f"{name}: " not in told:
                 sentence = f"{name}: built {before}, called {after}"
                 found["", "", sentence] = Explanation("", "", "settings", sentence, _SETTING_FIX)
     return tuple(found.values())
@@ -113,7 +123,7 @@ def setting_differences(built: Mapping[str, str], found: Mapping[str, str]) -> l
     """Returns (name, built, called) of every ambient setting that differs; what one side does not know is left out,
     except environment variables, which are unset there."""
     rows = []
-    for name in sorted({*built, *found}):
+    for name in sorted({*built, *found} - FREE_VARIABLES):
         is_variable = name.startswith("variable ")
         before, after = built.get(name, ""), found.get(name, "")
         if before != after and (is_variable or (name in built and name in found)):

@@ -38,7 +38,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._trace = TraceHandler(self, with_components)
         self._counter = WorkCounter(self)
-        self._tuning = TuningWatch(self.on_tuned)
+        self._tuning = TuningWatch(self)
         self._children = ChildWork()
         self._label = "-"
         self._graph = ""

@@ -37,10 +37,22 @@ class Node:
         return [8, 16]
 
 
-def watched(wrap: str, function: Any, *args: Any) -> tuple[Any, list[TunedKernel]]:
-    found: list[TunedKernel] = []
-    wrapped = getattr(TuningWatch(found.append), wrap)(function)
-    return wrapped(*args), found
+class Sink:
+    def __init__(self) -> None:
+        self.tuned: list[TunedKernel] = []
+        self.lookups: list[tuple[str, bool, str]] = []
+
+    def on_tuned(self, kernel: TunedKernel) -> None:
+        self.tuned.append(kernel)
+
+    def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
+        self.lookups.append((layer, is_hit, key))
+
+
+def watched(wrap: str, function: Any, *args: Any, sink: Sink | None = None) -> tuple[Any, list[TunedKernel]]:
+    sink = sink or Sink()
+    wrapped = getattr(TuningWatch(sink), wrap)(function)
+    return wrapped(*args), sink.tuned
 
 
 def test_a_choice_is_compared_with_the_librarys_kernel() -> None:
@@ -92,11 +104,21 @@ def test_facts_of_another_form_are_left_out_and_the_result_is_passed_on(timings:
     assert result is timings and found == []
 
 
+def test_case_h2_a_record_that_is_found_is_a_hit_and_a_search_at_run_time_a_miss() -> None:
+    sink = Sink()
+    cache = types.SimpleNamespace(configs_hash="abc")
+    assert watched("_wrap_record", lambda cache, meta, configs: "best", cache, {}, [], sink=sink)[0] == "best"
+    assert watched("_wrap_record", lambda cache, meta, configs: None, cache, {}, [], sink=sink)[0] is None
+    kernel = types.SimpleNamespace(fn=types.SimpleNamespace(__name__="triton_red_0"))
+    watched("_wrap_configs", lambda kernel: {}, kernel, sink=sink)
+    assert sink.lookups == [("tuning", True, "abc"), ("tuning", False, "triton_red_0")]
+
+
 def test_uninstalling_gives_torch_back_unchanged() -> None:
     from torch._inductor.runtime import coordinate_descent_tuner
 
     before = vars(coordinate_descent_tuner.CoordescTuner)["autotune"]
-    watch = TuningWatch(lambda kernel: None)
+    watch = TuningWatch(Sink())
     watch.install()
     assert vars(coordinate_descent_tuner.CoordescTuner)["autotune"] is not before
     watch.uninstall()
