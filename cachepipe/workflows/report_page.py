@@ -28,8 +28,10 @@ def report_page(found: Report, against: Report | None = None, against_title: str
         against_title: what it is called.
     """
     details = found.details
+    is_one_entry = len({row.entry for row in found.shape_buckets}) == 1  # whose name need not stand in every row
     return {
         **_head(found),
+        "has_entries": not is_one_entry,
         "phases": PHASES,
         "violations": found.violations,
         "calls": [_call(row) for row in found.shape_buckets[:MAX_ROWS]],
@@ -237,7 +239,8 @@ def _sizes(found: Report) -> Page:
 def _tuned(row: TunedRow) -> Page:
     kernel = row.kernel
     return {
-        "name": f"{kernel.name}",
+        "entry": row.entry,
+        "name": kernel.name,
         "chosen": kernel.chosen,
         "best": f"{kernel.best_ms:.4g} ms",
         "baseline": kernel.baseline,
@@ -255,6 +258,7 @@ def _compile(row: CompileRow) -> Page:
     inputs = ", ".join(f"{name} {'×'.join(map(str, size))}" for name, size in one.sizes.items())
     reason = one.recompile_reason.partition(": ")[2] or one.recompile_reason
     return {
+        "entry": row.entry,
         "graph": one.graph,
         "shape_bucket": one.shape_bucket,
         "what": f"{what} · {one.operators} operators" if one.operators else what,
