@@ -39,8 +39,11 @@ _OWNERS = {
     "/numba": "Numba's cache (NUMBA_CACHE_DIR)",
     "/__pycache__/": "Python's bytecode",
 }
-_KNOWN_FOLDERS = (".nv/ComputeCache", ".triton", ".cache", ".tilelang", ".deep_gemm", ".cupy")
-"""Below a home folder; looked at in the real home as well, which native code finds without HOME."""
+_KNOWN_FOLDERS = (
+    *(".nv/ComputeCache", ".triton", ".tilelang", ".deep_gemm", ".cupy"),
+    *(".cache/torch/kernels", ".cache/flashinfer", ".cache/vllm"),
+)
+"""Looked at in the real home, which native code finds without HOME: no more of it, since others write there as well."""
 
 
 def kind_sizes(root: str) -> dict[str, KindSize]:

@@ -15,7 +15,7 @@ from types import ModuleType
 from cachepipe.importing import when_imported
 
 TRIGGER = "torch._inductor"
-_WORKERS = ("compile_worker", "autotune_process")
+_WORKERS = ("compile_worker", "autotune_process", "__autotune_main__")
 """In the command line of torch's child processes."""
 
 

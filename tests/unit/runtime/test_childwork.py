@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,8 @@ import pytest
 
 from cachepipe.runtime import childwork
 from cachepipe.runtime.childwork import VARIABLE, ChildSink, ChildWork
+from tests.support import child_work
+from tests.support.release import REPOSITORY
 
 
 @pytest.fixture
@@ -72,13 +72,18 @@ def test_closing_hides_the_log_from_later_children_and_keeps_it_for_those_that_k
     assert os.environ[VARIABLE] == path
 
 
-def test_torchs_compile_worker_counts_for_the_process_that_started_it(log: ChildWork, tmp_path: Path) -> None:
-    code = (
-        "import torch._inductor.cpp_builder as builder\n"
-        f"builder.run_compile_cmd('true -c nothing -o {tmp_path}/kernel.so', {str(tmp_path)!r})\n"
-    )
-    # as torch starts one: by the path of its script, with the parent's environment
-    words = [sys.executable, "-c", code, "torch/_inductor/compile_worker/__main__.py"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert log.take() == [("native_builds", "kernel.so")]
+def test_torchs_own_compile_and_tuning_processes_count_for_the_process_that_started_them(
+    log: ChildWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.autotune_process import TuningProcess
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    pool = SubprocPool(1)
+    assert pool.submit(child_work.build, str(tmp_path)).result(timeout=400) == "built"
+    pool.shutdown()
+    tuning = TuningProcess(None)
+    tuning.put(child_work.benchmark)
+    assert tuning.get(timeout=400) == "benchmarked"
+    tuning.shutdown()
+    assert log.take() == [("native_builds", "kernel.so"), ("benchmarks", "")]
