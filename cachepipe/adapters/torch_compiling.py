@@ -49,6 +49,13 @@ class Compiling:
 
 def compiling() -> Compiling:
     """Returns the facts of the compile whose callback runs in this thread; never raises."""
+    try:
+        return _compiling()
+    except Exception:  # noqa: BLE001 - arguments are the user's objects, and a late compile must not fail because of us
+        return Compiling()
+
+
+def _compiling() -> Compiling:
     inner, call_site = None, ""
     for frame in _frames():
         file = frame.f_code.co_filename

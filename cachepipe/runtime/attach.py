@@ -111,8 +111,11 @@ def finish(how: str) -> None:
     attached.recorder.stop()
     for attempt in attached.attempts:
         attempt.finish()
-    say("ready", how=how, **summary(attached), expected_graphs=expected_graphs())
-    tell_misses(attached)
+    try:
+        say("ready", how=how, **summary(attached), expected_graphs=expected_graphs())
+        tell_misses(attached)
+    except Exception as error:  # noqa: BLE001 - a service that is ready must not go down for want of a line
+        say("attach", problem=f"not told: {type(error).__name__}: {error}")
 
 
 def summary(attached: Attached) -> dict[str, Any]:
@@ -198,7 +201,10 @@ def _on_compile_end(args: Any) -> None:
     attached.compiles_open -= 1
     attached.compiles_ended += 1
     if attached.is_ready:
-        attached.late_watch.end()
+        try:
+            attached.late_watch.end()
+        except Exception as error:  # noqa: BLE001 - it would end the call that was compiled for
+            say("attach", problem=f"late compile not told: {type(error).__name__}: {error}")
 
 
 def _after_fork() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 from cachepipe.adapters.torch_compiling import CAPTURES, Compiling, compiling, late_compile_error
 from cachepipe.errors import LateCompileError
 
@@ -28,6 +30,16 @@ def test_the_error_is_of_a_class_that_torch_never_suppresses_and_says_all_in_one
     assert text.startswith("compile after `ready()`: forward (/srv/model.py:31) with x 5×8, n scalar")
     assert "called at /srv/service.py:12 in ask because size mismatch" in text and "\n" not in text
     assert "entry.covered" in error.hint and error.exit_code == 18
+
+
+def test_an_argument_that_breaks_when_it_is_looked_at_costs_the_facts_and_not_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("a user's __getattr__")
+
+    monkeypatch.setattr("cachepipe.adapters.torch_compiling._frames", broken)
+    assert compiling() == Compiling()
 
 
 def test_outside_of_a_compile_only_the_call_is_known() -> None:
