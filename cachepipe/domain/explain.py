@@ -69,10 +69,10 @@ def explain(evidence: EntryEvidence, built: Json) -> tuple[Explanation, ...]:
     outer = {
         (one.shape_bucket, one.graph): one for one in misses if one.layer == "aotautograd" and one.outcome == "miss"
     }
-    inner = {(one.shape_bucket, one.graph) for one in misses if one.layer == "fxgraph"}
+    inner = {(one.shape_bucket, one.graph): one.outcome for one in evidence.lookups if one.layer == "fxgraph"}
     for lookup in sorted(misses, key=lambda lookup: lookup.layer):  # the outer layer first
         graph = (lookup.shape_bucket, lookup.graph)
-        if lookup.layer in _LAYER_FIXES and graph in inner:
+        if lookup.layer in _LAYER_FIXES and inner.get(graph, "miss" if graph in outer else "hit") != "hit":
             continue  # what a graph that missed builds and tunes needs no reason of its own
         for cause in _causes(lookup, outer.get(graph), evidence, built):
             place = (*graph, cause.cause)

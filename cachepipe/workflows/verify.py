@@ -21,7 +21,7 @@ from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.store import Store, open_store
-from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir, build_root, write_evidence, write_json
+from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.evidence import EntryEvidence, Lookup, OutsideFile, Phases, Work
@@ -204,16 +204,13 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
         for number, record in enumerate(statement.entries):
             # 3
             entry = work.entry(Binding(record.key, f"verify {run.artifact.digest}", str(root_path)), is_fresh=True)
-            try:
-                evidence = prove_entry(shop, record.spec, entry, run.source, "verify", search_path=search_path)
-            except BuildError as error:
-                violations.append(str(error))
+            evidence, stopped = _proved(run, shop, record, entry, search_path)
+            if evidence is not None:
+                explanations += explanation_lines(record.spec.id, evidence.explanations, request.explains)
+                outside += outside_lines(record.spec.id, evidence.outside_files)
+            if stopped or evidence is None:
+                violations.append(stopped)
                 continue
-            evidence = explained(run, record, evidence)
-            explanations += explanation_lines(record.spec.id, evidence.explanations, request.explains)
-            outside += outside_lines(record.spec.id, evidence.outside_files)
-            if request.report is not None:
-                write_evidence(request.report, evidence)
             # 4
             if request.checks_files and number == 0:
                 table = read_file_table(run.store, statement)
@@ -229,6 +226,27 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
     if request.report is not None:
         write_json(request.report / f"verify.{run.plan.device}.json", {"verify": to_json(summary)})
     return summary
+
+
+def _proved(
+    run: _Verification, shop: Shop, record: EntryRecord, entry: EntryDir, search_path: str
+) -> tuple[EntryEvidence | None, str]:
+    """Returns the evidence of one entry, its misses explained, and why its process stopped; empty: it did not.
+
+    A process that stopped has left evidence too, if it came to a lookup: without a compiler a miss is an error.
+    """
+    stopped = ""
+    try:
+        evidence: EntryEvidence | None = prove_entry(
+            shop, record.spec, entry, run.source, "verify", search_path=search_path
+        )
+    except BuildError as error:
+        stopped, evidence = str(error), entry.read_pending("verify")
+    if evidence is not None:
+        evidence = explained(run, record, evidence)
+        if run.request.report is not None:
+            write_evidence(run.request.report, evidence)
+    return evidence, stopped
 
 
 def explained(run: _Verification, record: EntryRecord, evidence: EntryEvidence) -> EntryEvidence:

@@ -111,6 +111,9 @@ def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_pa
     spec = spec_of("small")
     cold = run_job(spec, tmp_path, record_components=False)
     assert cold.work.native_builds >= 1 and cold.error == ""
+    builds = [item for item in cold.work_items if item.kind == "native_builds"]
+    assert sum(item.count for item in builds) == cold.work.native_builds and all(item.what for item in builds)
+    assert cold.graphs[0].graph in {item.graph for item in builds} and cold.file_sizes["native"].files >= 1
     plain = run_job(spec, tmp_path, "verify", record_components=False)
     explained = run_job(spec, tmp_path, "prove", record_components=True)
     for evidence in (plain, explained):
@@ -170,7 +173,7 @@ def test_case_h10_files_of_caches_that_no_artifact_covers_are_named_with_their_o
 
 
 def test_case_m1_every_compile_has_its_place_phases_and_the_guard_that_failed(tmp_path: Path) -> None:
-    spec = spec_of("small", ({"batch": 4}, {"batch": 8}))
+    spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}))  # nothing to build by a C++ compiler
     cold = run_job(spec, tmp_path)
     assert [graph.shape_bucket for graph in cold.graphs] == ["batch=4", "batch=8"]
     first, second = cold.graphs
@@ -178,10 +181,7 @@ def test_case_m1_every_compile_has_its_place_phases_and_the_guard_that_failed(tm
     assert first.sizes == {"x": [4, 8]} and second.sizes == {"x": [8, 8]}
     assert first.recompile_reason == "" and "size mismatch at index 0. expected 4, actual 8" in second.recompile_reason
     assert first.phases.trace_s > 0 and first.phases.compile_s > 0 and first.phases.lookup_s == 0
-    builds = [item for item in cold.work_items if item.kind == "native_builds"]
-    assert sum(item.count for item in builds) == cold.work.native_builds >= 2
-    assert {item.graph for item in builds} >= {first.graph, second.graph} and all(item.what for item in builds)
-    assert cold.file_sizes["native"].files >= 2 and cold.file_sizes["fxgraph"].size_bytes > 0
+    assert cold.file_sizes["fxgraph"].size_bytes > 0 and "native" not in cold.file_sizes
     restored = run_job(spec, tmp_path, "prove")
     assert all(graph.phases.compile_s == 0 and graph.phases.load_s > 0 for graph in restored.graphs)
     assert restored.dropped == 0 and restored.uncounted == ()

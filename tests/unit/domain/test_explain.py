@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cachepipe.domain.components import source_paths, tensor_facts
@@ -74,6 +75,17 @@ def test_a_lookup_that_the_builder_never_made_is_said_to_be_new() -> None:
 def test_case_h2_a_lost_tuning_record_is_a_miss_of_its_own_layer() -> None:
     (one,) = explain(evidence("miss", "bmm 8x8", layer="tuning"), BUILT)
     assert one.layer == "tuning" and "tuning record" in one.fix and "bmm 8x8" in one.cause
+
+
+def test_what_a_missed_graph_tunes_and_builds_needs_no_reason_of_its_own() -> None:
+    lookups = tuple(
+        Lookup("batch=1", "0/0", layer, outcome, key, "")
+        for layer, outcome, key in (("aotautograd", "miss", "a"), ("tuning", "miss", "bmm"), ("native", "miss", "k"))
+    )
+    missed = replace(evidence("hit", ""), lookups=lookups)
+    assert {one.layer for one in explain(missed, BUILT)} == {"aotautograd"}
+    found = replace(missed, lookups=(*lookups, Lookup("batch=1", "0/0", "fxgraph", "hit", "fbuilt")))
+    assert {one.layer for one in explain(found, BUILT)} == {"aotautograd", "tuning", "native"}
 
 
 def test_a_refusal_carries_torchs_reason_and_the_known_way_out() -> None:
