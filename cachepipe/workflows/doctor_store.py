@@ -106,9 +106,13 @@ def _channel(found: Channel, now: datetime) -> list[Check]:
     text = f"expires {index.expires_at}"
     verdict, advice = OK, ""
     if left <= timedelta():
-        verdict, text, advice = FAIL, f"expired {index.expires_at}", "promote it again: services start cold until then"
+        verdict, text, advice = (
+            FAIL,
+            f"expired {index.expires_at}",
+            "`cachepipe renew` it, or promote again: services start cold until then",
+        )
     elif left <= SOON:
-        verdict, advice = WARN, "promote it again within that time"
+        verdict, advice = WARN, "`cachepipe renew` it within that time, or promote again"
     rows = [Check("store", name, f"{text}, {found.status}", verdict, advice)]
     try:
         row = this_machine(index.rows).select(index.rows, name, index.revoked)
