@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
 
 from cachepipe.errors import StoreError
 
+if TYPE_CHECKING:
+    from cachepipe.adapters.store_trust import StoreTrust
+
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TrustChoice:
+    """What a command line says about trust."""
+
+    policy_file: str = ""
+    """Empty: `/etc/cachepipe/trust.json`, if it exists."""
+    accepts_unsigned: bool = False
+    statement_key: str = ""
+    """`file:PATH` or `kms:KEY`, several separated by commas."""
+    index_key: str = ""
+
+
+NO_CHOICE = TrustChoice()
 
 
 class Store(Protocol):
@@ -21,6 +41,11 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """The address for messages, without credentials."""
+        ...
+
+    @property
+    def trust(self) -> StoreTrust:
+        """Whose signatures count in what is read here, and who signs what is written."""
         ...
 
     def get(self, key: str, limit_bytes: int) -> bytes | None:
@@ -65,8 +90,13 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None = None) -> Store:
     """Returns the store at `file:///path` or an absolute path.
+
+    Args:
+        url: the address.
+        choice: the trust under which it is used.
+        now: time at which keys must not have ended; None: the time of the first question.
 
     Raises:
         StoreError: another scheme, or a path that is not absolute.
@@ -80,4 +110,4 @@ def open_store(url: str) -> Store:
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore
 
-    return LocalStore(path)
+    return LocalStore(path, choice, now)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import click
 
-from cachepipe.adapters.store import open_store
 from cachepipe.cli.options import (
     NEW_FILE,
     default_store,
+    index_key_option,
     json_option,
     name_option,
+    opened,
     option,
     required_store,
     split_store,
     store_argument,
+    trust_options,
 )
 from cachepipe.cli.output import print_json, say
 from cachepipe.domain.index import Index
@@ -36,13 +38,16 @@ Examples:
 @name_option
 @option("--from", "source", metavar="CHANNEL", default="candidate", show_default=True, help="Copied from.")
 @option("--to", "target", metavar="CHANNEL", default="stable", show_default=True, help="Copied to.")
+@index_key_option
+@trust_options
 @json_option
 def promote_command(
     words: tuple[str, ...], store: str | None, name: str, source: str, target: str, is_json: bool
 ) -> None:
     """Copies the artifacts of one channel to another; with REF, that artifact alone."""
     url, refs = split_store(words, store, 0, 1)
-    index = channels.promote(open_store(url), name, source, target, refs[0] if refs else None, _now())
+    with opened(url) as opened_store:
+        index = channels.promote(opened_store, name, source, target, refs[0] if refs else None, _now())
     _print_index(index, is_json)
 
 
@@ -57,10 +62,13 @@ Examples:
 @name_option
 @option("--channel", metavar="CHANNEL", default="stable", show_default=True, help="Channel that goes back.")
 @option("--to-version", type=click.IntRange(min=1), metavar="N", help="Default: the newest that differs.")
+@index_key_option
+@trust_options
 @json_option
 def rollback_command(store: str | None, name: str, channel: str, to_version: int | None, is_json: bool) -> None:
     """Publishes the artifacts of an earlier version of a channel again, as a new version."""
-    index = channels.rollback(open_store(required_store(store)), name, channel, to_version, _now())
+    with opened(required_store(store)) as opened_store:
+        index = channels.rollback(opened_store, name, channel, to_version, _now())
     _print_index(index, is_json)
 
 
@@ -75,10 +83,12 @@ Examples:
 @name_option
 @option("--channel", metavar="CHANNEL", default="stable", show_default=True, help="Channel that is pinned.")
 @option("--output", type=NEW_FILE, default="cachepipe.lock", show_default=True, metavar="FILE", help="Lock file.")
+@trust_options
 @json_option
 def lock_command(store: str | None, name: str, channel: str, output: Path, is_json: bool) -> None:
     """Writes a lock file: `restore --lock` then accepts these artifacts alone, by digest."""
-    lock = channels.write_lock(open_store(required_store(store)), name, channel, output, _now())
+    with opened(required_store(store)) as opened_store:
+        lock = channels.write_lock(opened_store, name, channel, output, _now())
     if is_json:
         print_json(lock)
     else:

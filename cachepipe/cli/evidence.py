@@ -20,6 +20,8 @@ from cachepipe.cli.options import (
     manifest_argument,
     option,
     store_option,
+    trust_choice,
+    trust_options,
 )
 from cachepipe.cli.output import print_json, print_lines, print_table
 from cachepipe.domain.record import to_json
@@ -53,10 +55,11 @@ Exits with 18 if a gate refuses, after the table."""
 @option("--explain", "explains", is_flag=True, help="Say which component of a missed key differs.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
 @option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
+@trust_options
 @json_option
 def verify_command(manifest: Path, is_json: bool, **options: Any) -> int:
     """Restores the release of MANIFEST and proves every shape bucket in fresh processes."""
-    request = VerifyRequest(manifest, **options)
+    request = VerifyRequest(manifest, trust=trust_choice(), **options)
     summaries = verify(request, open_progress(sys.stderr), datetime.now(timezone.utc))
     refusal = _refusal(summaries)
     if is_json:

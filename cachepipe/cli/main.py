@@ -34,6 +34,7 @@ VERBS = {
     "lock": Verb("channels", "Pin a channel's artifacts by digest in a lock file."),
     "promote": Verb("channels", "Copy a channel's artifacts to another channel."),
     "rollback": Verb("channels", "Publish an earlier version of a channel again."),
+    "keygen": Verb("keygen", "Make a signing key and list it in a trust policy."),
     "completion": Verb("completion", "Print the completion script for bash, zsh or fish."),
 }
 

@@ -1,18 +1,20 @@
 """Reading what is published, in the order opposite to writing: hint → index → probes → statement → table.
 
-Nothing is parsed before the envelope was read strictly and, where a digest is known, compared with it.
+Nothing is parsed before its envelope was read strictly, enough of the store's trusted keys signed it (`store.trust`) and,
+where a digest is known, it was compared with it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from cachepipe.adapters.store import Store
 from cachepipe.domain import trust
 from cachepipe.domain.artifact import FileTable, read_table
-from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, parse_timestamp, read_index
+from cachepipe.domain.freshness import check_fresh
+from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, read_index
 from cachepipe.domain.layout import (
     FORMAT_BYTES,
     FORMAT_KEY,
@@ -28,9 +30,6 @@ from cachepipe.domain.statement import Statement, read_statement
 from cachepipe.domain.ulid import is_ulid
 from cachepipe.errors import IntegrityError, MissError, StoreError, TrustError, UsageError
 
-TOLERANCE = timedelta(seconds=300)
-"""How far clocks of publisher and service may differ before an expiry counts."""
-
 _REF = re.compile(r"([a-z0-9._-]+)@([a-z0-9._-]+)(?::([0-9]{1,10}))?", re.ASCII)
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}", re.ASCII)
 
@@ -45,6 +44,8 @@ class Channel:
     """What the hint said; None: absent or not a number."""
     status: str
     """As `trust.Verified.status`."""
+    not_after: str
+    """As `trust.Verified.not_after`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Artifact:
     digest: str
     """SHA-256 of the envelope: the artifact's identity in rows and lock files."""
     status: str
+    not_after: str
+    """As `trust.Verified.not_after`."""
 
 
 def row_of(statement: Statement, envelope: bytes) -> IndexRow:
@@ -104,13 +107,13 @@ def read_channel(store: Store, name: str, channel: str, now: datetime) -> Channe
 
     Raises:
         MissError: nothing is published there.
-        TrustError: the newest index has expired.
+        TrustError: the newest index is not signed by trusted keys, has expired, or is below the policy's floor.
         IntegrityError, StoreError, UsageError: as `read_index_version`.
     """
     found = newest(store, name, channel)
     if found is None:
         raise nothing_published(store, f"{name}@{channel}")
-    _check_expiry(found.index, now)
+    check_fresh(found.index, store.trust.policy, now)
     return found
 
 
@@ -142,7 +145,7 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         middle = (low + high) // 2
         low, high = (middle, high) if probe(middle) else (low, middle)
     last = probe(low) if low else None
-    return None if last is None else Channel(last.index, last.version, hint, last.status)
+    return None if last is None else replace(last, hint=hint)
 
 
 def _read_hint(store: Store, name: str, channel: str) -> int | None:
@@ -159,17 +162,9 @@ def _read_version(store: Store, name: str, channel: str, version: int) -> Channe
     if envelope is None:
         return None
     what = f"index {name}@{channel}:{version}"
-    verified = trust.verify(envelope, PAYLOAD_TYPE, what)
-    return Channel(read_index(verified.payload, name, channel, version), version, None, verified.status)
-
-
-def _check_expiry(index: Index, now: datetime) -> None:
-    if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
-        raise TrustError(
-            f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
-            hint="publish it again: `cachepipe promote` or `cachepipe build`; if that is done at least every fortnight, "
-            "someone hides newer versions or the clock is wrong",
-        )
+    verified = store.trust.verify(envelope, PAYLOAD_TYPE, what)
+    index = read_index(verified.payload, name, channel, version)
+    return Channel(index, version, None, verified.status, verified.not_after)
 
 
 def read_index_version(store: Store, name: str, channel: str, version: int, now: datetime | None) -> Channel:
@@ -184,7 +179,7 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
 
     Raises:
         MissError: that version does not exist.
-        TrustError: expired, or an envelope of another type.
+        TrustError: not signed by trusted keys, or not fresh.
         IntegrityError: bytes that are not that index.
         StoreError: the store fails, or has another format.
         UsageError: a name that cannot be one.
@@ -196,25 +191,26 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     if found is None:
         raise nothing_published(store, f"{name}@{channel}:{version}")
     if now is not None:
-        _check_expiry(found.index, now)
+        check_fresh(found.index, store.trust.policy, now)
     return found
 
 
-def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Artifact:
+def read_artifact(store: Store, row: IndexRow, release: str | None = None, *, is_pinned: bool = False) -> Artifact:
     """Returns the artifact that a row names, its statement equal to the row in every field.
 
     Args:
         store: where.
         row: of an index or a lock file.
         release: the name that was asked for; None: any.
+        is_pinned: the row is a lock file's: ended keys count too, for the digest says which bytes were meant.
 
     Raises:
         IntegrityError: the statement is missing, its size, digest or content differs from the row, or it belongs to another release.
-        TrustError: an envelope of another type.
+        TrustError: not signed by trusted keys, or revoked by the policy.
         StoreError: the store fails.
     """
     what = f"statement of artifact {row.artifact[:40]}"
-    found = _read_statement(store, row.artifact)
+    found = _read_statement(store, row.artifact, row.statement if is_pinned else None)
     if found is None:
         raise IntegrityError(what, "missing in the store", wanted=row.statement, found="nothing")
     for field, wanted, value in (
@@ -230,17 +226,22 @@ def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Ar
     return found
 
 
-def _read_statement(store: Store, artifact: str) -> Artifact | None:
+def _read_statement(store: Store, artifact: str, pinned: str | None = None) -> Artifact | None:
     if not is_ulid(artifact):
         raise IntegrityError("artifact id", "not a ULID", wanted="26 characters", found=artifact[:40])
     envelope = store.get(statement_key(artifact), LIMITS.statement_bytes)
     if envelope is None:
         return None
-    verified = trust.verify(envelope, trust.STATEMENT_PAYLOAD_TYPE, f"statement of artifact {artifact}")
+    what, digest = f"statement of artifact {artifact}", sha256(envelope)
+    if pinned is not None and digest != pinned:
+        raise IntegrityError(what, "SHA-256", wanted=pinned, found=digest)
+    verified = store.trust.verify(envelope, trust.STATEMENT_PAYLOAD_TYPE, what, is_pinned=pinned is not None)
+    if digest in store.trust.policy.revoked:
+        raise TrustError(f"{what}: revoked by the trust policy: {digest}", hint="build and publish it anew")
     statement = read_statement(verified.payload)
     if statement.artifact != artifact:
         raise IntegrityError("statement", "of another artifact", wanted=artifact, found=statement.artifact[:40])
-    return Artifact(statement, verified.payload, envelope, sha256(envelope), verified.status)
+    return Artifact(statement, verified.payload, envelope, digest, verified.status, verified.not_after)
 
 
 def read_file_table(store: Store, statement: Statement) -> FileTable:

@@ -20,16 +20,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.materialise import WrittenFile, materialise
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import Store, TrustChoice, open_store
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
-from cachepipe.domain.index import IndexRow
+from cachepipe.domain.freshness import age_warning, expiry
+from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.layout import check_name, pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
 from cachepipe.domain.record import sha256
@@ -67,6 +69,8 @@ class _Source:
     channel: str
     version: int
     expires_at: str
+    warning: str = ""
+    """The channel has lived more than half of its life."""
 
 
 def restore(request: RestoreRequest) -> RestoreOutcome:
@@ -88,14 +92,17 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
     options = request.options
     # 2 rows
-    store = _store(options.store)
+    store = _store(request)
     sources = _sources(request, store)
     reached("restore.after_rows")
     # 3 select
     machine = this_machine([row for source in sources for row in source.rows])
     rows = [machine.select(source.rows, source.name, source.revoked) for source in sources]
     # 4 artifacts
-    artifacts = [read_artifact(store, row, source.name) for row, source in zip(rows, sources, strict=True)]
+    artifacts = [
+        read_artifact(store, row, source.name, is_pinned=not source.channel)
+        for row, source in zip(rows, sources, strict=True)
+    ]
     statements = [artifact.statement for artifact in artifacts]
     digests = [artifact.digest for artifact in artifacts]
     variables = _joined_variables(statements)
@@ -106,6 +113,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     if isinstance(placed, RestoreOutcome):
         return placed
     place, notes = placed
+    notes = (*notes, *(source.warning for source in sources if source.warning))
     try:
         refuse_quarantined(options, place.folder, digests)
         reached("restore.after_place")
@@ -131,10 +139,11 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         place.release()
 
 
-def _store(url: str) -> Store:
-    if not url:
+def _store(request: RestoreRequest) -> Store:
+    options = request.options
+    if not options.store:
         raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
-    return open_store(url)
+    return open_store(options.store, TrustChoice(options.trust, options.accepts_unsigned), request.now)
 
 
 def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
@@ -150,11 +159,18 @@ def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
         check_name(name, "the release name")
         if name in locks:
             lock = locks[name]
-            sources.append(_Source(name, lock.rows, (), "", lock.version, ""))
+            sources.append(_Source(name, lock.rows, store.trust.policy.revoked, "", lock.version, ""))
         else:
-            index = read_channel(store, name, options.channel, request.now).index
-            sources.append(_Source(name, index.rows, index.revoked, index.channel, index.version, index.expires_at))
+            sources.append(_channel_source(store, name, options.channel, request.now))
     return sources
+
+
+def _channel_source(store: Store, name: str, channel: str, now: datetime) -> _Source:
+    found, policy = read_channel(store, name, channel, now), store.trust.policy
+    index = found.index
+    ends = min(text for text in (timestamp(expiry(index, policy)), found.not_after) if text)
+    revoked = (*index.revoked, *policy.revoked)
+    return _Source(name, index.rows, revoked, channel, index.version, ends, age_warning(index, policy, now))
 
 
 def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
@@ -185,7 +201,10 @@ def _marker(
         host=host_tag(request.environment),
         channel=sources[0].channel,
         index_version=sources[0].version,
-        expires_at=sources[0].expires_at,
+        expires_at=min([text for text in (sources[0].expires_at, artifacts[0].not_after) if text], default="")
+        if sources[0].channel
+        else "",
+        policy=present.policy_tag(request.options),
         trust=",".join(dict.fromkeys(artifact.status for artifact in artifacts)),
         bytes=sum(row.packs_bytes + row.size_bytes for row in rows),
         variables=variables,
@@ -279,6 +298,7 @@ def _finish(
         (temporary / marks.STATEMENTS).mkdir(parents=True, mode=0o700)
         for artifact in artifacts:
             (temporary / marks.STATEMENTS / f"{artifact.digest}.json").write_bytes(artifact.payload)
+            (temporary / marks.STATEMENTS / f"{artifact.digest}.dsse").write_bytes(artifact.envelope)
         texts = [artifact.statement.compiler for artifact in artifacts if artifact.statement.compiler]
         if texts:
             (temporary / marks.BIN).mkdir(mode=0o700)
