@@ -23,7 +23,9 @@ FORMAT = 1
 FOLDER = ".cachepipe"
 PATH = ".cachepipe/marker.json"
 STATEMENTS = ".cachepipe/statements"
-"""`<digest>.json`, the payload that the service reads; `<digest>.dsse`, the envelope by which it can be judged anew."""
+"""Payloads, which the service reads, as `<digest>.json`."""
+ENVELOPES = ".cachepipe/envelopes"
+"""Their envelopes, by which they can be judged anew without a store, as `<digest>.json`."""
 BIN = ".cachepipe/bin"
 
 

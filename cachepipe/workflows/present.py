@@ -221,7 +221,7 @@ def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -
     for digest in marker.statements:
         try:
             envelope = cachedir.read_own(
-                os.path.join(folder, marks.STATEMENTS, f"{digest}.dsse"), LIMITS.statement_bytes
+                os.path.join(folder, marks.ENVELOPES, f"{digest}.json"), LIMITS.statement_bytes
             )
             if sha256(envelope) != digest or digest in judge.revoked:
                 return False

@@ -295,10 +295,11 @@ def _finish(
 ) -> None:
     """Writes all that is ours into `.cachepipe`; the marker is the last file."""
     try:
-        (temporary / marks.STATEMENTS).mkdir(parents=True, mode=0o700)
+        for name in (marks.STATEMENTS, marks.ENVELOPES):
+            (temporary / name).mkdir(parents=True, mode=0o700)
         for artifact in artifacts:
             (temporary / marks.STATEMENTS / f"{artifact.digest}.json").write_bytes(artifact.payload)
-            (temporary / marks.STATEMENTS / f"{artifact.digest}.dsse").write_bytes(artifact.envelope)
+            (temporary / marks.ENVELOPES / f"{artifact.digest}.json").write_bytes(artifact.envelope)
         texts = [artifact.statement.compiler for artifact in artifacts if artifact.statement.compiler]
         if texts:
             (temporary / marks.BIN).mkdir(mode=0o700)

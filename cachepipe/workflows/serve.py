@@ -109,6 +109,9 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
             box.append(error)
         except MemoryError:
             box.append(NoRoomError("out of memory", hint="raise the memory limit of the service"))
+        except ImportError as error:
+            hint = "install cachepipe with all it needs; if that is done, raise the memory limit of the service"
+            box.append(CachepipeError(f"a library cannot be loaded: {error}", hint=hint))
         except Exception as error:  # noqa: BLE001 - the boundary: a bug of ours costs the warm start, not the service
             box.append(CachepipeError(f"{type(error).__name__}: {error}"))
         finally:
