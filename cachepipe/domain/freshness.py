@@ -23,8 +23,8 @@ def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
     Raises:
         TrustError: below the policy's version, expired by its own time or the policy's, living too long, or from the future.
     """
-    check_floor(index, policy.minimum_index_version(index.name, index.channel), "the trust policy wants")
     label = f"{index.name}@{index.channel}:{index.version}"
+    check_floor(label, index.version, policy.minimum_index_version(index.name, index.channel), "the trust policy wants")
     created, ends = parse_timestamp(index.created_at, "index"), parse_timestamp(index.expires_at, "index")
     if ends - created > LONGEST_LIFE:
         raise TrustError(f"the index lives longer than {LONGEST_LIFE.days} days: {label}, {created} to {ends}")
@@ -41,15 +41,15 @@ def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
         )
 
 
-def check_floor(index: Index, minimum: int, whose: str) -> None:
-    """Returns if the index is of this version or a later one.
+def check_floor(label: str, version: int, minimum: int, whose: str) -> None:
+    """Returns if an index is of this version or a later one.
 
     Raises:
         TrustError: it is older; both numbers are named.
     """
-    if index.version < minimum:
+    if version < minimum:
         raise TrustError(
-            f"the index is older than allowed: {index.name}@{index.channel}:{index.version}, {whose} {minimum} or later",
+            f"the index is older than allowed: {label}, {whose} {minimum} or later",
             hint="an older version was played back, or the store was made anew: look who can write it",
         )
 

@@ -7,7 +7,7 @@ where a digest is known, it was compared with it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from cachepipe.adapters.store import Store
@@ -121,19 +121,20 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
     """Returns the newest index of a channel without judging its age (publishers renew expired ones); None: none yet.
 
     Versions are contiguous, so the probes above the hint double their distance and then close in: one probe when the hint
-    is right, and a hint that lies in any direction costs time, never an older version.
+    is right, and a hint that lies in any direction costs time, never an older version. Only the last one is opened: what
+    lies below it may be signed by keys that have been retired since.
     """
     check_name(name, "the release name")
     check_name(channel, "the channel")
     check_format(store)
     hint = _read_hint(store, name, channel)
-    seen: dict[int, Channel | None] = {}
+    seen: dict[int, bytes | None] = {}
 
-    def probe(version: int) -> Channel | None:
+    def probe(version: int) -> bytes | None:
         if version not in seen:
             if len(seen) > LIMITS.probes:
                 raise IntegrityError(f"index {name}@{channel}", "no end within the probes", wanted=LIMITS.probes)
-            seen[version] = _read_version(store, name, channel, version)
+            seen[version] = store.get(index_key(name, channel, version), LIMITS.index_bytes)
         return seen[version]
 
     low = hint if hint and probe(hint) else 0
@@ -145,7 +146,7 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         middle = (low + high) // 2
         low, high = (middle, high) if probe(middle) else (low, middle)
     last = probe(low) if low else None
-    return None if last is None else replace(last, hint=hint)
+    return None if last is None else _open_index(store, last, (name, channel, low), hint)
 
 
 def _read_hint(store: Store, name: str, channel: str) -> int | None:
@@ -157,14 +158,12 @@ def _read_hint(store: Store, name: str, channel: str) -> int | None:
     return int(text) if text.isdigit() and len(text) <= 10 else None
 
 
-def _read_version(store: Store, name: str, channel: str, version: int) -> Channel | None:
-    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
-    if envelope is None:
-        return None
+def _open_index(store: Store, envelope: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
+    name, channel, version = asked
     what = f"index {name}@{channel}:{version}"
     verified = store.trust.verify(envelope, PAYLOAD_TYPE, what)
     index = read_index(verified.payload, name, channel, version)
-    return Channel(index, version, None, verified.status, verified.not_after)
+    return Channel(index, version, hint, verified.status, verified.not_after)
 
 
 def read_index_version(store: Store, name: str, channel: str, version: int, now: datetime | None) -> Channel:
@@ -187,9 +186,10 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     check_name(name, "the release name")
     check_name(channel, "the channel")
     check_format(store)
-    found = _read_version(store, name, channel, version)
-    if found is None:
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
         raise nothing_published(store, f"{name}@{channel}:{version}")
+    found = _open_index(store, envelope, (name, channel, version), None)
     if now is not None:
         check_fresh(found.index, store.trust.policy, now)
     return found

@@ -26,11 +26,12 @@ from pathlib import Path
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
+from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import WrittenFile, materialise
 from cachepipe.adapters.store import Store, TrustChoice, open_store
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
-from cachepipe.domain.freshness import age_warning, expiry
+from cachepipe.domain.freshness import age_warning, check_floor, expiry
 from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.layout import check_name, pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
@@ -41,7 +42,7 @@ from cachepipe.failpoints import reached
 from cachepipe.workflows import present
 from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
 from cachepipe.workflows.host import host_tag, this_machine
-from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined, state_dir
 from cachepipe.workflows.place import Place, candidates, refusal, reserve
 
 FAIL_POINTS = (
@@ -116,6 +117,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     notes = (*notes, *(source.warning for source in sources if source.warning))
     try:
         refuse_quarantined(options, place.folder, digests)
+        _check_seen(sources, state_dir(options, place.folder), store)
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
@@ -134,9 +136,26 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         opened = present.open_present(place.folder, digests)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
+        _remember(sources, state_dir(options, place.folder), store)
         return outcome_of(request, "restored", place.folder, *opened, notes)
     finally:
         place.release()
+
+
+def _check_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
+    """Refuses a version below what this node has seen. Without a policy a store may be made anew at will."""
+    for source in sources if store.trust.has_policy_file else ():
+        if source.channel:
+            minimum = seen_version(state, source.name, source.channel)
+            where = path_of(state, source.name, source.channel)
+            label = f"{source.name}@{source.channel}:{source.version}"
+            check_floor(label, source.version, minimum, f"{where} says that this node has seen")
+
+
+def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
+    for source in sources if store.trust.has_policy_file else ():
+        if source.channel:
+            remember_version(state, source.name, source.channel, source.version)
 
 
 def _store(request: RestoreRequest) -> Store:
