@@ -33,15 +33,24 @@ def dev_policy(root: str) -> Policy:
         names = sorted(name for name in os.listdir(folder) if name.startswith(DEV_PREFIX) and name.endswith(".pub"))
     except OSError:
         return Policy(FORMAT, ())
-    _check_owner(folder, os.stat(folder), owners)
-    keys = []
-    for name in names[: LIMITS.signatures]:
-        handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            _check_owner(os.path.join(folder, name), os.fstat(handle), owners)
-            public = file.read(LIMITS.small_file_bytes).decode("ascii", errors="replace")
-        keys.append(Key(name.removesuffix(".pub"), public, (DEV,)))
+    try:
+        _check_owner(folder, os.lstat(folder), owners)
+        keys = [
+            Key(name.removesuffix(".pub"), _read_public(os.path.join(folder, name), owners), (DEV,))
+            for name in names[: LIMITS.signatures]
+        ]
+    except OSError as error:
+        raise TrustError(f"a development key cannot be read: {error.filename}: {error.strerror}") from error
     return Policy(FORMAT, tuple(keys))
+
+
+def _read_public(path: str, owners: set[int]) -> str:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_owner(path, os.fstat(handle), owners)
+        return os.read(handle, LIMITS.small_file_bytes).decode("ascii", errors="replace")
+    finally:
+        os.close(handle)
 
 
 def _check_owner(path: str, facts: os.stat_result, owners: set[int]) -> None:

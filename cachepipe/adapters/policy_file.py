@@ -35,14 +35,18 @@ def read_policy_file(path: str) -> bytes | None:
         if not path and isinstance(error, NotADirectoryError):
             return None
         raise _refused(place, error.strerror) from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             raise _refused(place, "not a regular file")
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             mode = stat.S_IMODE(facts.st_mode)
             raise _refused(place, f"others could change it (owner uid {facts.st_uid}, mode {mode:04o})")
-        data = file.read(LIMITS.small_file_bytes + 1)
+        data = os.read(handle, LIMITS.small_file_bytes + 1)
+    except OSError as error:
+        raise _refused(place, error.strerror) from error
+    finally:
+        os.close(handle)
     if len(data) > LIMITS.small_file_bytes:
         raise _refused(place, f"longer than {LIMITS.small_file_bytes} bytes")
     return data

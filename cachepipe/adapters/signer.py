@@ -24,6 +24,7 @@ from securesystemslib.signer import CryptoSigner, Key, SecretsHandler, Signature
 
 from cachepipe.adapters.kms import KmsKey
 from cachepipe.domain import trust
+from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import SCHEME
 from cachepipe.errors import TrustError, UsageError
 
@@ -136,16 +137,16 @@ def _read_private(path: Path) -> EllipticCurvePrivateKey:
         raise TrustError(
             f"the key cannot be read: {path}: {error.strerror}", hint="`cachepipe keygen` makes one"
         ) from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
             mode = stat.S_IMODE(facts.st_mode)
             raise TrustError(f"the key is not private: {path}: mode {mode:04o}", hint=f"chmod 0600 {path}")
-        data = file.read(1 << 16)
-    try:
-        private = load_pem_private_key(data, None)
-    except (ValueError, TypeError) as error:
+        private = load_pem_private_key(os.read(handle, LIMITS.small_file_bytes), None)
+    except (ValueError, TypeError, OSError) as error:
         raise TrustError(f"not a private key in PEM without password: {path}") from error
+    finally:
+        os.close(handle)
     if not isinstance(private, EllipticCurvePrivateKey) or not isinstance(private.curve, SECP256R1):
         raise TrustError(f"not a key of the curve P-256: {path}", hint="`cachepipe keygen` makes one")
     return private

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cachepipe.adapters.dev_keys import dev_key, dev_policy
-from cachepipe.adapters.policy_file import read_policy_file
+from cachepipe.adapters.policy_file import DEFAULT_POLICY, read_policy_file
 from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain import policy as policies
 from cachepipe.domain import trust
@@ -70,7 +70,7 @@ class StoreTrust:
             IntegrityError, TrustError: as `domain.trust.verify`.
         """
         policy = self.policy
-        now = None if is_pinned else self._now or datetime.now(timezone.utc)
+        now = None if is_pinned else self._clock()
         if self.choice.accepts_unsigned:
             return trust.accept_unsigned(envelope, payload_type, what, policy, now)
         if not policy.keys and not self._has_file:
@@ -84,14 +84,20 @@ class StoreTrust:
         return bool(self._address(role)) or self._is_dev()
 
     def seal(self, payload: bytes, payload_type: str) -> bytes:
-        """Returns the signed envelope of a payload.
+        """Returns the signed envelope of a payload, which readers with the same policy accept: nothing else is ever written.
 
         Raises:
-            UsageError, TrustError: there is no key for it, or it cannot be used.
+            UsageError, TrustError: there is no key for it, it cannot be used, or the policy does not let it sign this.
         """
         from cachepipe.adapters import signer
 
-        return signer.seal(payload, payload_type, self._open_signers(trust.ROLE_OF_TYPE[payload_type]))
+        role = trust.ROLE_OF_TYPE[payload_type]
+        envelope = signer.seal(payload, payload_type, self._open_signers(role))
+        trust.verify(envelope, payload_type, f"the {role} that was to be published", self.policy, self._clock())
+        return envelope
+
+    def _clock(self) -> datetime:
+        return self._now or datetime.now(timezone.utc)
 
     def _address(self, role: str) -> str:
         return self.choice.statement_key if role == STATEMENT else self.choice.index_key
@@ -127,7 +133,8 @@ class StoreTrust:
                     hint="leave it out; what this image accepts is said by its policy alone",
                 )
             self._has_file = True
-            return trust.check_keys(policies.read_policy(data))
+            place = self.choice.policy_file or DEFAULT_POLICY
+            return trust.check_keys(policies.read_policy(data, f"trust policy {place}"))
         base = dev_policy(self._root) if self._root else NO_KEYS
         own: dict[str, Key] = {}
         for role in (STATEMENT, INDEX):

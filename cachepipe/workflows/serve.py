@@ -32,6 +32,8 @@ from cachepipe.workflows.restore_options import Options, flags_alone, parse
 
 T = TypeVar("T")
 
+INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store decides what runs here"
+
 _COLD_S = 0.8
 """For each of two tries to make an empty folder; together below the 2 s that a start may take beyond its deadline."""
 
@@ -137,6 +139,8 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
         except UsageError as error:
             _say(f"cachepipe: {error}")
             start = start if options.command else _cold(error, options, common)
+    if options.accepts_unsigned:
+        _say(INSECURE)
     _say(_line(start, start_id, time.monotonic() - began))
     if options.is_json:
         _print_json(start, start_id, time.monotonic() - began)
