@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -34,8 +35,8 @@ T = TypeVar("T")
 
 INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store decides what runs here"
 
-_COLD_S = 0.8
-"""For each of two tries to make an empty folder; together below the 2 s that a start may take beyond its deadline."""
+_COLD_S, _LAST_S = 0.7, 0.3
+"""For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,11 @@ def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) ->
 
 
 def _cold_folder() -> str:
-    places = cachedir.scratch_folders(os.environ)
     local = cachedir.scratch_folders({})  # no variable of the user: its folder may be the mount that hangs
-    for tried in (places, local):
-        found = _bounded(lambda tried=tried: cachedir.cold_folder(tried), time.monotonic() + _COLD_S)  # type: ignore[misc]
+    tries = ((cachedir.scratch_folders(os.environ), True, _COLD_S), (local, True, _COLD_S), (local, False, _LAST_S))
+    for places, asks_room, limit_s in tries:
+        make = partial(cachedir.cold_folder, places, asks_room)
+        found = _bounded(make, time.monotonic() + limit_s)
         if isinstance(found, str):
             return found
     return ""
