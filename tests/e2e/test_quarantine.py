@@ -59,7 +59,7 @@ def start(release: Published, tmp_path: Path, how: str) -> Ran:
     return run_restore(tmp_path, *words(release, tmp_path), *command([sys.executable, "-c", SERVICE, how]))
 
 
-@pytest.mark.parametrize("hows", [("SIGKILL", "SIGSEGV"), ("exception", "exception")], ids=lambda hows: " ".join(hows))
+@pytest.mark.parametrize("hows", [("SIGKILL", "SIGSEGV"), ("exception", "exception")], ids=" ".join)
 def test_two_deaths_in_the_first_calls_give_one_cold_start_and_then_another_try(
     tmp_path: Path, demo: Published, hows: tuple[str, str]
 ) -> None:
