@@ -521,8 +521,7 @@ def test_a_revoked_artifact_stays_revoked_when_its_row_comes_back(world: World) 
     row = world.publish()
     revoke(world.store, "demo", "stable", row.artifact, NOW)
     world.put_index(3, (row,), revoked=(row.statement,))
-    with pytest.raises(MissError):
-        world.restored()
+    refused(world, f"revoked: demo: {row.artifact}")
     with pytest.raises(TrustError, match="revoked"):
         promote(world.store, "demo", "stable", "canary", row.artifact, NOW)
 
@@ -530,8 +529,7 @@ def test_a_revoked_artifact_stays_revoked_when_its_row_comes_back(world: World) 
 def test_a_digest_revoked_by_the_policy_is_refused_in_channel_and_lock(world: World) -> None:
     row = world.publish()
     without = policy(revoked=(row.statement,))
-    with pytest.raises(MissError):
-        world.restored(without)
+    refused(world, f"revoked: demo: {row.artifact}", policy=without)
     with pytest.raises(TrustError, match="revoked by the trust policy"):
         world.pinned(row, without)
 
