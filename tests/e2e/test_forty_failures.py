@@ -76,6 +76,13 @@ def hang(start: Start, call: str) -> None:
     start.env |= {**hanging.variables(), "HANG": call}
 
 
+def hang_s3(start: Start, call: str) -> None:
+    hang(start, call)
+    start.env |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "eu-central-1"}
+    start.env["AWS_ENDPOINT_URL"] = "http://store.invalid:9000" if call == "getaddrinfo" else "http://127.0.0.1:9"
+    start.words = ["s3://ml-cache/prod", "--name", "demo"]
+
+
 def hang_nvml(start: Start) -> None:
     gpu = publish_release(start.base, "gpu", device="cuda", fingerprint=parts_of(CUDA_PARTS))
     hang(start, "nvml")
@@ -174,6 +181,8 @@ FAILURES: dict[str, Callable[[Start], object]] = {
     "rename that never returns": lambda s: hang(s, "rename"),
     "a write that never returns": lambda s: hang(s, "pwrite"),
     "a driver that never returns": hang_nvml,
+    "a name server that never answers": lambda s: hang_s3(s, "getaddrinfo"),
+    "a peer that never answers": lambda s: hang_s3(s, "connect"),
     "files of no length allowed": lambda s: setattr(s, "before", "ulimit -f 0"),
     "no file descriptors left": lambda s: setattr(s, "before", "ulimit -n 5"),
     "hardly any memory": lambda s: setattr(s, "before", "ulimit -v 90000"),

@@ -462,7 +462,10 @@ def test_rotation_an_index_signed_by_both_suits_old_and_new_images(world: World)
 def test_a_key_that_has_ended_counts_no_more(world: World) -> None:
     world.publish()
     ending = policy(key("s", "statement"), key("i", "index", not_after="2026-12-01T00:00:00Z"))
+    end = NOW.replace(month=12, day=1, hour=0)
     assert world.restored(ending, now=NOW)
+    assert world.restored(ending, now=end + timedelta(seconds=300))  # clocks may differ by five minutes
+    refused(world, "ended at 2026-12-01", policy=ending, now=end + timedelta(seconds=301))
     refused(world, "ended at 2026-12-01", policy=ending, now=NOW + 2 * DAY)
 
 
