@@ -9,35 +9,21 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING
 
-from cachepipe.adapters.store import NO_CHOICE, TrustChoice, check_key
+from cachepipe.adapters.store import NO_CHOICE, TrustChoice, Trusting, check_key
 from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
 from cachepipe.failpoints import reached
-
-if TYPE_CHECKING:
-    from cachepipe.adapters.store_trust import StoreTrust
 
 _TEMPORARY = ".tmp"
 
 
-class LocalStore:
+class LocalStore(Trusting):
     """See `cachepipe.adapters.store.Store` for the promises."""
 
-    def __init__(
-        self, root: str | os.PathLike[str], choice: TrustChoice = NO_CHOICE, now: datetime | None = None
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], choice: TrustChoice = NO_CHOICE) -> None:
         self.root = os.path.abspath(root)
         """Created by the first write; a store that does not exist yet is empty."""
-        self._choice, self._now = choice, now
-
-    @cached_property
-    def trust(self) -> StoreTrust:
-        from cachepipe.adapters.store_trust import StoreTrust  # a start that finds its folder present asks no signature
-
-        return StoreTrust(self._choice, self.root, self.url, self._now)
+        self.trust_choice = choice
 
     @property
     def url(self) -> str:

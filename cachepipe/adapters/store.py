@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from cachepipe.errors import StoreError
@@ -29,6 +30,26 @@ class TrustChoice:
 
 
 NO_CHOICE = TrustChoice()
+
+
+class Trusting:
+    """What every kind of store has beside its objects: the trust under which it is used. Made when it is first asked for."""
+
+    root = ""
+    """The folder of a `file://` store; elsewhere there are no development keys."""
+    trust_choice = NO_CHOICE
+    now: datetime | None = None
+    """Time at which keys must not have ended; None: the time of the first question."""
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @cached_property
+    def trust(self) -> StoreTrust:
+        from cachepipe.adapters.store_trust import StoreTrust  # a start that finds its folder present asks no signature
+
+        return StoreTrust(self.trust_choice, self.root, self.url, self.now)
 
 
 class Store(Protocol):
@@ -110,4 +131,6 @@ def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None =
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore
 
-    return LocalStore(path, choice, now)
+    store = LocalStore(path)
+    store.trust_choice, store.now = choice, now
+    return store

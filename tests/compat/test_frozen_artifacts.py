@@ -36,7 +36,9 @@ def frozen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def opened(frozen: Path) -> LocalStore:
-    return LocalStore(frozen / "store", TrustChoice(policy_file=str(frozen / "trust.json")), NOW)
+    store = LocalStore(frozen / "store", TrustChoice(policy_file=str(frozen / "trust.json")))
+    store.now = NOW
+    return store
 
 
 def written(store: LocalStore, artifact: Artifact, target: Path) -> dict[str, bytes]:
