@@ -37,9 +37,11 @@ ROLE_OF_TYPE = {STATEMENT_PAYLOAD_TYPE: STATEMENT, INDEX_PAYLOAD_TYPE: INDEX}
 TOLERANCE = timedelta(seconds=300)
 """How far clocks of signer and reader may differ before an end counts."""
 
-_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
-"""What stands before the point in the DER form of every P-256 public key, up to the mark of an uncompressed point (RFC 5480)."""
-_POINT_BYTES = 64
+_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
+"""What stands before the point in the DER form of every P-256 public key (RFC 5480)."""
+_POINT_BYTES = 65
+_UNCOMPRESSED = b"\x04"
+"""First byte of a point that is given by both coordinates: one key, one form, one id."""
 
 SIGNED = "signed"
 DEVELOPMENT = "development key"
@@ -258,9 +260,10 @@ def _load(public: str) -> tuple[EllipticCurvePublicKey, str]:
         raise TrustError("trust policy: a public key is not PEM")
     try:
         der = _decode("".join(lines[1:-1]), "public key")
-        if len(der) != len(_P256) + _POINT_BYTES or not der.startswith(_P256):
+        point = der.removeprefix(_P256)
+        if point == der or len(point) != _POINT_BYTES or not point.startswith(_UNCOMPRESSED):
             raise TrustError("trust policy: a public key is not of the curve P-256, uncompressed")
-        key = EllipticCurvePublicKey.from_encoded_point(SECP256R1(), der[len(_P256) - 1 :])
+        key = EllipticCurvePublicKey.from_encoded_point(SECP256R1(), point)
     except (IntegrityError, ValueError) as error:
         raise TrustError("trust policy: a public key is not a point of P-256 in base64") from error
     return key, sha256(der)

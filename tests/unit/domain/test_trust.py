@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachepipe.domain import trust
 from cachepipe.domain.index import PAYLOAD_TYPE
 from cachepipe.domain.limits import LIMITS
-from cachepipe.domain.record import canonical_bytes
+from cachepipe.domain.policy import Policy
+from cachepipe.domain.record import canonical_bytes, sha256
 from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, open_envelope, pae, seal
 from cachepipe.errors import IntegrityError, TrustError
+from tests.support import authority
+from tests.support.artifacts import NOW
 
 
 def envelope_of(**changes: object) -> bytes:
@@ -89,3 +98,169 @@ def test_every_other_form_is_refused(envelope: bytes) -> None:
 def test_an_envelope_beyond_the_limit_is_refused_unread() -> None:
     with pytest.raises(IntegrityError, match="too long"):
         open_envelope(b" " * (LIMITS.index_bytes + 1), "t", "x")
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------------
+
+
+def pem(data: bytes) -> str:
+    body = base64.b64encode(data).decode()
+    lines = [body[at : at + 64] for at in range(0, len(body), 64)]
+    return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
+
+
+def der(label: str = "s") -> bytes:
+    return base64.b64decode("".join(authority.new_key(label).public.strip().splitlines()[1:-1]))
+
+
+def test_a_keys_id_is_the_digest_of_its_der_form_however_the_lines_are_cut() -> None:
+    made = authority.new_key("s")
+    assert trust.keyid_of(made.public) == made.keyid == sha256(der())
+    one_line = f"\n-----BEGIN PUBLIC KEY-----\n{base64.b64encode(der()).decode()}\n-----END PUBLIC KEY-----"
+    assert trust.keyid_of(one_line) == made.keyid
+
+
+def test_other_libraries_read_the_same_key() -> None:
+    key = load_pem_public_key(authority.new_key("s").public.encode())
+    assert trust.keyid_of(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()) == sha256(der())
+
+
+P384 = ec.generate_private_key(ec.SECP384R1()).public_key()
+COMPRESSED = (
+    ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+)
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        ("", "is not PEM"),
+        ("-----BEGIN PUBLIC KEY-----", "is not PEM"),
+        ("-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----", "is not PEM"),
+        (pem(der()).replace("BEGIN", "BEGUN"), "is not PEM"),
+        (pem(der()).replace("END", "AND"), "is not PEM"),
+        (pem(der()).replace("PUBLIC", "PRIVATE"), "is not PEM"),
+        (pem(der()).replace("M", "!", 1), "not a point of P-256 in base64"),
+        (pem(b""), "is not PEM"),
+        (pem(b"\0" * 91), "not of the curve P-256"),
+        (pem(der()[:-1]), "not of the curve P-256"),
+        (pem(der() + b"\0"), "not of the curve P-256"),
+        (pem(der()[:26] + b"\x06" + der()[27:]), "not of the curve P-256"),
+        (pem(der()[:26] + b"\x04" + b"\1" * 64), "not a point of P-256"),
+        (pem(der()[:26] + COMPRESSED), "not of the curve P-256"),
+        (P384.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(), "not of the curve P-256"),
+    ],
+)
+def test_what_is_no_p256_key_in_its_one_form_is_refused(public: str, message: str) -> None:
+    with pytest.raises(TrustError) as caught:
+        trust.keyid_of(public)
+    assert message in str(caught.value)
+
+
+def test_a_key_under_another_keys_id_is_refused_by_both_ids() -> None:
+    whole = authority.policy(replace(authority.key("s", "statement"), keyid=authority.new_key("i").keyid))
+    with pytest.raises(TrustError) as caught:
+        trust.check_keys(whole)
+    assert str(caught.value) == (
+        f"trust policy: key {authority.new_key('i').keyid[:20]} has the public key of {authority.new_key('s').keyid[:20]}"
+    )
+
+
+# --- what is said --------------------------------------------------------------------------------------------------------
+
+
+def verdict(envelope: bytes, policy: Policy, now: datetime | None = NOW) -> str:
+    with pytest.raises(TrustError) as caught:
+        trust.verify(envelope, PAYLOAD_TYPE, "index x", policy, now)
+    return str(caught.value)
+
+
+def test_the_reasons_name_each_key_by_the_same_twenty_digits() -> None:
+    i, s, d = (authority.new_key(label).keyid for label in ("i", "s", "d"))
+    envelope = authority.sealed(b"x", PAYLOAD_TYPE, "i", "s", "stranger")
+    ended = authority.policy(
+        authority.key("i", "index", not_after="2026-11-01T00:00:00Z"), authority.key("s", "statement")
+    )
+    told = verdict(envelope, ended)
+    assert told.startswith("index x: 0 of 1 index signatures count; ")
+    assert set(told.split("; ")[1:]) == {
+        f"key {i[:20]} ended at 2026-11-01T00:00:00Z",
+        f"key {s[:20]} may not sign as index",
+        f"by a key that the policy does not list: {authority.new_key('stranger').keyid[:20]!r}",
+    }
+    development = authority.sealed(b"x", PAYLOAD_TYPE, "d", prefix="dev-")
+    wanted = f"index x: 0 of 1 index signatures count; by a development key that the policy does not list: {('dev-' + d)[:20]!r}"
+    assert verdict(development, ended) == wanted
+
+
+def test_a_signature_that_is_not_its_keys_own_is_named() -> None:
+    tree = json.loads(authority.sealed(b"x", PAYLOAD_TYPE, "s"))
+    tree["signatures"][0]["keyid"] = authority.new_key("i").keyid
+    assert verdict(canonical_bytes(tree), authority.policy()) == (
+        f"index x: the signature of key {authority.new_key('i').keyid[:20]} is not of these bytes"
+    )
+
+
+def test_the_payload_type_is_quoted_up_to_eighty_characters() -> None:
+    with pytest.raises(TrustError) as caught:
+        open_envelope(seal(b"x", "t" * 200), PAYLOAD_TYPE, "x")
+    assert str(caught.value) == f"x: payload type is {'t' * 80!r}, wanted `{PAYLOAD_TYPE}`"
+
+
+def test_the_status_says_what_the_threshold_was_reached_with() -> None:
+    dev, own = authority.key("d", "dev"), authority.key("i", "index")
+    mixed = authority.sealed(b"x", PAYLOAD_TYPE, "i")
+    assert trust.verify(mixed, PAYLOAD_TYPE, "x", authority.policy(dev, own), NOW).status == "signed"
+    alone = authority.sealed(b"x", PAYLOAD_TYPE, "d", prefix="dev-")
+    assert trust.verify(alone, PAYLOAD_TYPE, "x", authority.policy(dev, own), NOW).status == "development key"
+
+
+def test_the_earliest_end_of_the_keys_that_count_is_told() -> None:
+    early, late = "2027-01-01T00:00:00Z", "2028-01-01T00:00:00Z"
+    two = authority.policy(authority.key("i", "index", not_after=late), authority.key("i2", "index", not_after=early))
+    envelope = authority.sealed(b"x", PAYLOAD_TYPE, "i", "i2")
+    assert trust.verify(envelope, PAYLOAD_TYPE, "x", two, NOW).not_after == early
+    one = authority.policy(authority.key("i", "index"), authority.key("i2", "index", not_after=early))
+    assert trust.verify(envelope, PAYLOAD_TYPE, "x", one, NOW).not_after == early
+    none = authority.policy(authority.key("i", "index"))
+    assert trust.verify(envelope, PAYLOAD_TYPE, "x", none, NOW).not_after == ""
+
+
+def test_accept_unsigned_still_tells_signed_from_unsigned_and_refuses_a_false_signature() -> None:
+    judge, kind = authority.policy(), PAYLOAD_TYPE
+    found = trust.accept_unsigned(authority.sealed(b"x", kind, "i"), kind, "x", judge, NOW)
+    assert (found.payload, found.status) == (b"x", "signed")
+    for envelope, status in (
+        (seal(b"y", kind), "unsigned"),
+        (authority.sealed(b"y", kind, "stranger"), "unchecked signatures"),
+    ):
+        found = trust.accept_unsigned(envelope, kind, "x", judge, NOW)
+        assert (found.payload, found.status, found.not_after) == (b"y", status, "")
+    tree = json.loads(authority.sealed(b"x", kind, "stranger"))
+    tree["signatures"][0]["keyid"] = authority.new_key("i").keyid
+    with pytest.raises(TrustError):
+        trust.accept_unsigned(canonical_bytes(tree), kind, "x", judge, NOW)
+
+
+def test_accept_pinned_wants_a_signature_and_looks_at_none() -> None:
+    found = trust.accept_pinned(authority.sealed(b"x", PAYLOAD_TYPE, "stranger"), PAYLOAD_TYPE, "x")
+    assert (found.payload, found.status, found.not_after) == (b"x", "pinned by the lock file", "")
+    with pytest.raises(TrustError, match="x: unsigned"):
+        trust.accept_pinned(seal(b"x", PAYLOAD_TYPE), PAYLOAD_TYPE, "x")
+
+
+def test_eight_signatures_are_read_and_nine_are_not() -> None:
+    eight = [trust.Signature(f"k{number}", b"s") for number in range(LIMITS.signatures)]
+    assert len(open_envelope(seal(b"x", "t", eight), "t", "x").signatures) == 8
+    with pytest.raises(IntegrityError, match="too many signatures: wanted <= 8, found 9"):
+        open_envelope(seal(b"x", "t", [*eight, trust.Signature("k9", b"s")]), "t", "x")
+
+
+def test_the_longest_text_that_is_read_is_the_larger_of_both_limits() -> None:
+    limits = replace(LIMITS, index_bytes=100, statement_bytes=300)
+    fits, long = seal(b"x" * 100, "t"), seal(b"x" * 200, "t")
+    assert len(fits) < 300 < len(long)
+    for chosen in (limits, replace(limits, index_bytes=300, statement_bytes=100)):
+        assert open_envelope(fits, "t", "x", chosen).payload == b"x" * 100
+        with pytest.raises(IntegrityError, match="too long: wanted <= 300 bytes"):
+            open_envelope(long, "t", "x", chosen)
