@@ -91,6 +91,23 @@ def dev_key(root: str, make: Callable[[], tuple[bytes, str, str]]) -> tuple[str,
     return path, is_new
 
 
+def adopt_keys(source: str, target: str) -> None:
+    """Has the folder store `target` believe the development keys of `source`: what is copied there keeps its signatures.
+
+    Raises:
+        TrustError: a key of `source` is not safe, or one cannot be written.
+    """
+    folder = os.path.join(target, FOLDER)
+    try:
+        for key in dev_policy(source).keys:
+            os.makedirs(folder, 0o755, exist_ok=True)
+            path = os.path.join(folder, f"{key.keyid}.pub")
+            if not os.path.lexists(path):
+                _write(path, key.public.encode(), 0o644)
+    except OSError as error:
+        raise TrustError(f"no development key can be written: {folder}: {error.strerror}") from error
+
+
 def _create(folder: str, path: str, private: bytes, public: str, keyid: str) -> bool:
     """Puts a key pair in place; of several publishers at once one wins. The public half comes first: a kill leaves no key without it."""
     _write(os.path.join(folder, f"{DEV_PREFIX}{keyid}.pub"), public.encode(), 0o644)

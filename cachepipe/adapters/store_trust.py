@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from cachepipe.adapters.dev_keys import dev_key, dev_policy
+from cachepipe.adapters.dev_keys import adopt_keys, dev_key, dev_policy
 from cachepipe.adapters.policy_file import DEFAULT_POLICY, read_policy_file
 from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain import policy as policies
@@ -95,6 +95,16 @@ class StoreTrust:
         envelope = signer.seal(payload, payload_type, self._open_signers(role))
         trust.verify(envelope, payload_type, f"the {role} that was to be published", self.policy, self._clock())
         return envelope
+
+    def adopt(self, other: StoreTrust) -> None:
+        """Has this store believe the development keys of another, whose objects are copied here; with a policy file nothing is to do.
+
+        Raises:
+            TrustError: as `adopt_keys`.
+        """
+        if self._root and other._root and not self.has_policy_file:
+            adopt_keys(other._root, self._root)
+            self._policy = None
 
     def _clock(self) -> datetime:
         return self._now or datetime.now(timezone.utc)

@@ -182,6 +182,17 @@ def test_a_development_key_of_another_store_does_not_count(tmp_path: Path) -> No
         LocalStore(tmp_path / "b").trust.verify(envelope, STATEMENT_PAYLOAD_TYPE, "x")
 
 
+def test_a_store_that_adopts_anothers_keys_believes_what_is_copied(tmp_path: Path) -> None:
+    one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    envelope = one.trust.seal(b"x", STATEMENT_PAYLOAD_TYPE)
+    own = other.trust.seal(b"y", STATEMENT_PAYLOAD_TYPE)
+    for _ in range(2):
+        other.trust.adopt(one.trust)
+    for text in (envelope, own):
+        assert LocalStore(tmp_path / "b").trust.verify(text, STATEMENT_PAYLOAD_TYPE, "x").status == "development key"
+    assert sorted(path.name for path in (tmp_path / "b" / FOLDER).iterdir() if path.suffix == ".key") == [PRIVATE]
+
+
 def test_a_policy_file_that_does_not_list_the_development_key_refuses_it(tmp_path: Path) -> None:
     envelope = LocalStore(tmp_path).trust.seal(b"x", STATEMENT_PAYLOAD_TYPE)
     choice = TrustChoice(policy_file=write_policy(tmp_path / "p.json"))
