@@ -115,8 +115,9 @@ def open_envelope(envelope: bytes, payload_type: str, what: str, limits: Limits 
     if len(rows) > limits.signatures:
         raise IntegrityError(what, "too many signatures", wanted=f"<= {limits.signatures}", found=len(rows))
     signatures = tuple(Signature(row["keyid"], _decode(row["sig"], what)) for row in rows)
-    if len({signature.keyid for signature in signatures}) != len(signatures):
-        raise IntegrityError(what, "a key signed twice")
+    keyids = [signature.keyid for signature in signatures]
+    if keyids != sorted(set(keyids)):
+        raise IntegrityError(what, "a key signed twice, or signatures are not in the order of their keys")
     if seal(payload, tree["payloadType"], signatures) != envelope:
         raise IntegrityError(what, "not in canonical form")
     if tree["payloadType"] != payload_type:

@@ -33,5 +33,13 @@ class MemoryStore:
     def list(self, prefix: str) -> Iterator[str]:
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
+    def head(self, key: str) -> object:
+        return next((found for found in self.list_objects(key) if found.key == key), None)
+
+    def list_objects(self, prefix: str) -> Iterator[object]:
+        from cachepipe.adapters import store
+
+        return (store.StoredObject(key, len(self.objects[key]), 0.0, "") for key in self.list(prefix))
+
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)

@@ -148,6 +148,7 @@ COMPRESSED = (
         (pem(der()[:26] + b"\x06" + der()[27:]), "not of the curve P-256"),
         (pem(der()[:26] + b"\x04" + b"\1" * 64), "not a point of P-256"),
         (pem(der()[:26] + COMPRESSED), "not of the curve P-256"),
+        (pem(der()[26:]), "not of the curve P-256"),
         (P384.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(), "not of the curve P-256"),
     ],
 )
@@ -247,6 +248,34 @@ def test_accept_pinned_wants_a_signature_and_looks_at_none() -> None:
     assert (found.payload, found.status, found.not_after) == (b"x", "pinned by the lock file", "")
     with pytest.raises(TrustError, match="x: unsigned"):
         trust.accept_pinned(seal(b"x", PAYLOAD_TYPE), PAYLOAD_TYPE, "x")
+
+
+@pytest.mark.parametrize(
+    ("envelope", "problem"),
+    [
+        (envelope_of(extra=1), "not a DSSE envelope"),
+        (b"[]", "not a DSSE envelope"),
+        (b'{"payload":"YQ=="}', "not a DSSE envelope"),
+        (envelope_of(signatures=[{**signature(), "alg": "none"}]), "a signature is not `keyid` with `sig`"),
+        (envelope_of(signatures=[signature(sig="no base64")]), "not strict base64"),
+        (envelope_of(payload="YR=="), "not strict base64"),
+        (envelope_of(signatures=[signature("a"), signature("a")]), "a key signed twice"),
+        (envelope_of(signatures=[signature("b"), signature("a")]), "not in the order of their keys"),
+        (envelope_of(signatures=[signature("a"), signature("c"), signature("b")]), "not in the order of their keys"),
+        (seal(b"x", "t") + b" ", "not in canonical form"),
+    ],
+)
+def test_what_is_wrong_with_an_envelope_is_said(envelope: bytes, problem: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        open_envelope(envelope, "t", "index x")
+    assert str(caught.value).startswith("index x: ")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(("found", "wanted"), [("a", "b"), ("b", "a")])
+def test_a_payload_type_before_or_after_the_one_wanted_is_refused(found: str, wanted: str) -> None:
+    with pytest.raises(TrustError, match="payload type"):
+        open_envelope(seal(b"x", found), wanted, "x")
 
 
 def test_eight_signatures_are_read_and_nine_are_not() -> None:
