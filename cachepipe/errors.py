@@ -88,8 +88,23 @@ class TrustError(CachepipeError):
 
 
 class StoreError(CachepipeError):
+    """The store failed; `kind` says how, in one word that is counted and printed.
+
+    forbidden    403: a right is missing; for a reader without the right to list, perhaps the object alone
+    credentials  400 or 403: keys are missing, expired, unknown or wrong, or the clock is
+    redirect     301: the S3 bucket is in another region, or the endpoint is another
+    no_bucket    404 for the S3 bucket itself
+    conflict     409 or 412 that stayed after all tries
+    slow_down    429, 500 or 503 that stayed after all tries
+    unusable     no answer, no such host, no trust in its certificate, or an answer that means nothing here
+    """
+
     exit_code = 15
     hint = "check the store's address and rights"
+
+    def __init__(self, message: str, *, hint: str | None = None, kind: str = "unusable") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
 
 
 class ConflictError(CachepipeError):

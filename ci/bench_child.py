@@ -83,7 +83,10 @@ def work_done() -> dict[str, Any]:
     cachepipe.ready()
     report = cachepipe.report()
     names = ("hits", "misses", "bypasses", "benchmarks", "tuning_runs", "triton_compiles", "native_builds")
-    return {name: report.get(name) for name in names}
+    found = {name: report.get(name) for name in names}
+    if report.get("misses"):  # what a reader of the record asks next
+        found |= {"lookups": report["lookups"][:8], "differences": report["setting_differences"]}
+    return found
 
 
 if __name__ == "__main__":

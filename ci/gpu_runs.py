@@ -120,8 +120,8 @@ class Runs:
         """Returns (key, estimated seconds, measurement), what the targets need first."""
         found: list[tuple[str, float, Callable[[], dict[str, Any]]]] = []
 
-        def add(variant: str, rounds: int, seconds: float) -> None:
-            for number in range(1, rounds + 1):
+        def add(variant: str, rounds: int, seconds: float, first: int = 1) -> None:
+            for number in range(first, rounds + 1):
                 key = f"{entry.name} · {variant} · {number}"
                 found.append((key, seconds, lambda v=variant, n=number: self.first_calls(entry, v, n)))  # type: ignore[misc]
 
@@ -130,8 +130,10 @@ class Runs:
         found.append((f"{entry.name} · verify", entry.call_s + 4, lambda: self.verify(entry)))
         add("eager", entry.counts.eager, entry.call_s)
         add("trace", entry.counts.trace, entry.call_s)
-        add("warm", entry.counts.warm, entry.call_s + 15)
-        add("bundle", entry.counts.bundle, entry.call_s + 15)
+        for number in range(1, max(entry.counts.warm, entry.counts.bundle) + 1):
+            for variant, count in (("warm", entry.counts.warm), ("bundle", entry.counts.bundle)):
+                if number <= count:
+                    add(variant, number, entry.call_s + 15, first=number)
         add("cold", entry.counts.cold, entry.build_s / 2)
         return found
 
@@ -227,6 +229,9 @@ class Runs:
     # --- fresh processes --------------------------------------------------------------------------------------------
 
     def first_calls(self, entry: Entry, variant: str, number: int) -> dict[str, Any]:
+        """Returns one fresh process's first calls; every variant has the environment of a builder's worker."""
+        from cachepipe.adapters.children import compile_workers, worker_environment
+
         folder = self.folder(entry)
         statement = json.loads((folder / "built.json").read_text())["statement"]
         empty = folder / "empty"
@@ -241,7 +246,7 @@ class Runs:
             "save_bundle": False,
         }
         home = folder / "home"
-        env, before = {**clean_environment(), "HOME": str(home), "TMPDIR": str(home / "tmp")}, []
+        env, before = worker_environment(home, compile_workers()), []
         if variant == "restored":
             before = [
                 *cachepipe(),

@@ -97,6 +97,22 @@ def table(entries: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{legend}\n"
 
 
+PHASES = ("trace_s", "lookup_s", "load_s", "compile_s", "run_s")
+
+
+def profile(entries: Sequence[Entry]) -> str:
+    """Returns where the restored first calls' time goes, per entry, as `verify` recorded it; seconds over all shape buckets."""
+    heads = ["entry", *(name.removesuffix("_s") for name in PHASES)]
+    rows = [heads, ["---", *["---:"] * len(PHASES)]]
+    for entry in entries:
+        parts = [row["phases"]["restored"] for run in entry.runs("verify") for row in run["shape_buckets"]]
+        rows.append([entry.name, *(number(sum(part[name] for part in parts) if parts else None) for name in PHASES)])
+    legend = (
+        "lookup: keys, reads, unpickling, and the import of torch's compile stack, which an eager process does not need"
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{legend}\n"
+
+
 def targets(main: Entry, entries: Sequence[Entry]) -> list[Target]:
     """Returns the targets of the release with their verdicts; one that cannot be judged is missed."""
     first = {variant: main.first_bucket(variant) for variant in ("cold", "warm", "bundle", "restored")}

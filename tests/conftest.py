@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +18,36 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.append(str(REPOSITORY))
 
+from tests.support import motoserver, seaweed
+from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    passed = len(terminalreporter.stats.get("passed", ()))
+    write_counts({"part": "tests", "store": "all", "passed": passed})
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[seaweed.Seaweed]:
+    """A real S3 server, started when the first test of the run asks for it."""
+    server = seaweed.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[motoserver.Moto]:
+    """moto's S3 server, started when the first test of the run asks for it."""
+    server = motoserver.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def record() -> Callable[[Record], None]:
+    """Keeps what a test counted, when `ci/nightly` asks for it."""
+    return write_counts
 
 
 @pytest.fixture(scope="session")

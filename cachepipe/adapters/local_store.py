@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
 
-from cachepipe.adapters.store import NO_CHOICE, TrustChoice, Trusting, check_key
+from cachepipe.adapters.store import NO_CHOICE, StoredObject, TrustChoice, Trusting, check_key
 from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
 from cachepipe.failpoints import reached
 
 _TEMPORARY = ".tmp"
+_TRIES = 20
+"""To make a folder and put a file into it, while others delete the last file beside it."""
 
 
 class LocalStore(Trusting):
@@ -50,15 +54,11 @@ class LocalStore(Trusting):
         try:
             temporary = self._write_temporary(data)
             try:
-                self._make_folder(os.path.dirname(path))
-                reached("store.before_link")
-                os.link(temporary, path)
-                reached("store.after_link")
+                self._place(path, lambda: _link(temporary, path))
             except FileExistsError:
                 return False
             finally:
                 os.unlink(temporary)
-            _sync_folder(os.path.dirname(path))
         except OSError as error:
             raise self._translated(error, key) from error
         return True
@@ -68,22 +68,95 @@ class LocalStore(Trusting):
         try:
             temporary = self._write_temporary(data)
             try:
-                self._make_folder(os.path.dirname(path))
-                os.replace(temporary, path)
+                self._place(path, lambda: os.replace(temporary, path))
             except OSError:
                 os.unlink(temporary)
                 raise
-            _sync_folder(os.path.dirname(path))
         except OSError as error:
             raise self._translated(error, key) from error
 
+    def head(self, key: str) -> StoredObject | None:
+        try:
+            facts = os.stat(self._path(key))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+        return _stored(key, facts, time.time()) if stat.S_ISREG(facts.st_mode) else None
+
     def list(self, prefix: str) -> Iterator[str]:
+        return self._keys(prefix)
+
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        now = time.time()
+        for key in self._keys(prefix):
+            try:
+                facts = os.stat(os.path.join(self.root, key))  # not `_path`: what others put there is listed too
+            except FileNotFoundError:
+                continue  # deleted since its name was read
+            except OSError as error:
+                raise self._translated(error, key) from error
+            yield _stored(key, facts, now)
+
+    def delete(self, key: str) -> None:
+        folder, name = os.path.split(self._path(key))
+        try:
+            os.unlink(os.path.join(folder, name))
+            _sync_folder(folder)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            self._check_root(error)
+            return
+        except OSError as error:
+            raise self._translated(error, key) from error
+        try:
+            while folder != self.root:  # an empty folder is no object: of a removed artifact nothing is left
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
+        except OSError:
+            pass  # not empty, as a rule
+
+    def delete_all(self, keys: Iterable[str]) -> int:
+        named = tuple(keys)
+        failed = []
+        for key in named:
+            try:
+                self.delete(key)
+            except StoreError as error:
+                failed.append(error)
+        if failed:
+            raise StoreError(f"{len(failed)} of {len(named)} objects could not be removed: {failed[0]}") from failed[0]
+        return len(named)
+
+    def sweep(self, age_s: float) -> int:
+        folder, now, count = os.path.join(self.root, _TEMPORARY), time.time(), 0
+        try:
+            names = os.listdir(folder)
+            for name in names:
+                path = os.path.join(folder, name)
+                if now - os.lstat(path).st_mtime >= age_s:
+                    os.unlink(path)
+                    count += 1
+        except FileNotFoundError:
+            pass  # nothing was ever written, or its writer finished: the next run sees the rest
+        except OSError as error:
+            raise self._translated(error, _TEMPORARY) from error
+        return count
+
+    def _keys(self, prefix: str) -> Iterator[str]:
         folder = prefix.rpartition("/")[0]
         if folder:
             check_key(folder)
         found: list[str] = []
         try:
-            for place, folders, files in os.walk(os.path.join(self.root, folder), onerror=_raise):
+            top = os.path.join(self.root, folder)
+
+            def onerror(error: OSError) -> None:
+                # a folder below may vanish while we look, when its last object does; what else hides objects must not
+                if not isinstance(error, FileNotFoundError) or error.filename == top:
+                    raise error
+
+            for place, folders, files in os.walk(top, onerror=onerror):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 base = os.path.relpath(place, self.root)
                 keys = (name if base == "." else f"{base}/{name}" for name in files if not name.startswith("."))
@@ -94,20 +167,28 @@ class LocalStore(Trusting):
             raise self._translated(error, prefix) from error
         return iter(sorted(found))
 
-    def delete(self, key: str) -> None:
-        try:
-            os.unlink(self._path(key))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            self._check_root(error)
-        except OSError as error:
-            raise self._translated(error, key) from error
-
     def _path(self, key: str) -> str:
         return os.path.join(self.root, check_key(key))
 
     def _check_root(self, error: OSError) -> None:
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
             raise StoreError(f"not a folder: `{self.url}`") from error
+
+    def _place(self, path: str, act: Callable[[], None]) -> None:
+        """Gives a file its name, in folders that a deletion beside us may take away again, and syncs the name."""
+        folder = os.path.dirname(path)
+        for attempt in range(_TRIES):
+            try:
+                self._make_folder(folder)
+                act()
+                break
+            except FileNotFoundError:
+                if attempt == _TRIES - 1:
+                    raise
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            pass  # the object was removed as soon as it was there
 
     def _write_temporary(self, data: bytes) -> str:
         folder = os.path.join(self.root, _TEMPORARY)
@@ -149,8 +230,14 @@ class LocalStore(Trusting):
         return StoreError(f"{(error.strerror or str(error)).lower()}: {where}")
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _stored(key: str, facts: os.stat_result, now: float) -> StoredObject:
+    return StoredObject(key, facts.st_size, max(0.0, now - facts.st_mtime), "")
+
+
+def _link(temporary: str, path: str) -> None:
+    reached("store.before_link")
+    os.link(temporary, path)
+    reached("store.after_link")
 
 
 def _sync_folder(folder: str) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from cachepipe.adapters.packs import open_blob, placed
@@ -27,6 +28,10 @@ from cachepipe.failpoints import reached
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+IN_FLIGHT_BYTES = 40 * MIB
+"""Of compressed packs at a time: enough for 12 fetchers of usual packs, and for four of those that hardly compress."""
+BUFFERS = 6
+"""Unpacking is bound by cores; more buffers than those and one only cost memory, 8 MiB each."""
 _GROUP_FILE_BYTES = MIB
 """A group file names the dozen files of one kernel."""
 
@@ -93,7 +98,11 @@ class _Work:
         self._placed_digests: dict[str, str] = {}
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._cpu = threading.BoundedSemaphore(os.cpu_count() or 1)
+        self._in_flight = 0
+        """Compressed bytes that fetchers have asked for and not yet unpacked."""
+        self._buffers: SimpleQueue[bytearray | None] = SimpleQueue()
+        for _ in range(min(len(os.sched_getaffinity(0)) + 1, BUFFERS)):
+            self._buffers.put(None)
         try:
             self._target = os.open(target, _FOLDER)
             self._prepare()
@@ -151,9 +160,8 @@ class _Work:
 
     def _serve(self, deadline: float) -> None:
         try:
-            buffer = bytearray(max(pack.raw_bytes for pack in self._packs))
             while (number := self._next()) is not None:
-                self._one_pack(number, buffer, deadline)
+                self._one_pack(number, deadline)
                 reached("restore.pack")
                 with self._changed:
                     self._open_packs -= 1
@@ -163,26 +171,45 @@ class _Work:
 
     def _next(self) -> int | None:
         with self._changed:
-            return self._queue.pop() if self._queue and self._error is None else None
+            while self._queue and self._error is None:
+                size = self._packs[self._queue[-1]].size_bytes
+                if self._in_flight == 0 or self._in_flight + size <= IN_FLIGHT_BYTES:
+                    self._in_flight += size
+                    return self._queue.pop()
+                self._changed.wait()
+            return None
+
+    def _landed(self, number: int) -> None:
+        with self._changed:
+            self._in_flight -= self._packs[number].size_bytes
+            self._changed.notify_all()
 
     def _stop(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _one_pack(self, number: int, buffer: bytearray, deadline: float) -> None:
+    def _one_pack(self, number: int, deadline: float) -> None:
         """Fetches and verifies a pack with several tries, then writes its pieces once."""
         for attempt in range(1, LIMITS.tries + 1):
             try:
                 data = self._fetch(self._packs[number].digest)
-                with self._cpu:
+                buffer = self._buffers.get() or bytearray(max(pack.raw_bytes for pack in self._packs))
+                try:
                     raw = open_blob(data, self._packs[number], buffer)
-                break
+                    del data
+                    self._landed(number)
+                    self._write_pieces(number, raw)
+                finally:
+                    self._buffers.put(buffer)
+                return
             except (IntegrityError, StoreError):
                 pause_s = 0.05 * 2**attempt * (0.5 + random.random())
                 if attempt == LIMITS.tries or time.monotonic() + pause_s > deadline:
                     raise
                 time.sleep(pause_s)
+
+    def _write_pieces(self, number: int, raw: memoryview) -> None:
         for piece in self._pieces[number]:
             if self._error is not None:
                 return

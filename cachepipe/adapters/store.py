@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cachepipe.errors import StoreError
 
 if TYPE_CHECKING:
     from cachepipe.adapters.store_trust import StoreTrust
+
+COUNTS: Counter[str] = Counter()
+"""How often this process met what, by `StoreError.kind`, and `absent_by_403`: probes that a missing right answered."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*", re.ASCII)
 
@@ -50,6 +54,18 @@ class Trusting:
         from cachepipe.adapters.store_trust import StoreTrust  # a start that finds its folder present asks no signature
 
         return StoreTrust(self.trust_choice, self.root, self.url, self.now)
+
+
+class StoredObject(NamedTuple):
+    """What a store tells of an object without giving its bytes."""
+
+    key: str
+    size_bytes: int
+    age_s: float
+    """Seconds since it was written, never negative, by the store's own clock where it has one: S3's `Date` and
+    `Last-Modified`, whole seconds. Machines' clocks differ by more than gc can afford."""
+    sha256: str
+    """Of its bytes, as the store computed it when they arrived; empty where it does not say, as in every list."""
 
 
 class Store(Protocol):
@@ -91,13 +107,45 @@ class Store(Protocol):
         """Writes an object whether or not one is there; readers see the old or the new bytes, never a mixture."""
         ...
 
+    def head(self, key: str) -> StoredObject | None:
+        """Returns size, age and digest of an object without fetching it; None when it is absent."""
+        ...
+
     def list(self, prefix: str) -> Iterator[str]:
         """Yields all keys that begin with `prefix`, sorted by their bytes; objects in the making are not among them."""
         ...
 
-    def delete(self, key: str) -> None:
-        """Removes an object; an absent one is no error."""
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        """As `list`, with size and age; S3 answers a thousand a request either way."""
         ...
+
+    def delete(self, key: str) -> None:
+        """Removes an object; an absent one is no error. When it returns, no reader sees the object again."""
+        ...
+
+    def delete_all(self, keys: Iterable[str]) -> int:
+        """Removes objects in no order, a thousand a request where the store can, and returns how many were named.
+
+        Raises:
+            StoreError: some could not be removed; their number and the first are named, all others are gone.
+        """
+        ...
+
+    def sweep(self, age_s: float) -> int:
+        """Removes what writers that were killed have left and no list shows, from `age_s` seconds on; returns how many."""
+        ...
+
+
+def is_absent_by_403(error: StoreError) -> bool:
+    """Tells whether a refused probe means that there is nothing: S3 says 403, not 404, to a role that may not list.
+
+    Only for a probe after an object beside it was read with the same keys; it is counted apart.
+    """
+    if error.kind != "forbidden":
+        return False
+    COUNTS["forbidden"] -= 1
+    COUNTS["absent_by_403"] += 1
+    return True
 
 
 def check_key(key: str) -> str:
@@ -112,7 +160,7 @@ def check_key(key: str) -> str:
 
 
 def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None = None) -> Store:
-    """Returns the store at `file:///path` or an absolute path.
+    """Returns the store at `file:///path`, an absolute path, or `s3://bucket/prefix`; nothing is asked of it yet.
 
     Args:
         url: the address.
@@ -120,13 +168,21 @@ def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None =
         now: time at which keys must not have ended; None: the time of the first question.
 
     Raises:
-        StoreError: another scheme, or a path that is not absolute.
+        StoreError: another scheme, or an address that cannot be one.
     """
     scheme, found, path = url.partition("://")
     if not found:
         scheme, path = "file", url
+    if scheme == "s3":
+        from cachepipe.adapters.s3_read import open_s3
+
+        s3 = open_s3(url)
+        s3.trust_choice, s3.now = choice, now
+        return s3
     if scheme != "file":
-        raise StoreError(f"stores of the kind `{scheme}://` are not in this release", hint="use file:///path")
+        raise StoreError(
+            f"there are no stores of the kind `{scheme[:40]}://`", hint="use s3://bucket/prefix or file:///path"
+        )
     if not path.startswith("/"):
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore

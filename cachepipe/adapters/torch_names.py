@@ -57,6 +57,7 @@ TABLE: tuple[Name, ...] = (
     Name("torch._inductor", "list_mode_options"),
     Name("torch._inductor.compile_fx", "fx_codegen_and_compile"),
     Name("torch._inductor.config", "compile_threads"),
+    Name("torch._inductor.config", "cpp.cxx"),
     Name("torch._inductor.config", "decide_compile_threads"),
     Name("torch._inductor.config", "force_disable_caches"),
     Name("torch._inductor.config", "fx_graph_cache"),

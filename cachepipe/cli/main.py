@@ -35,6 +35,11 @@ VERBS = {
     "promote": Verb("channels", "Copy a channel's artifacts to another channel."),
     "rollback": Verb("channels", "Publish an earlier version of a channel again."),
     "keygen": Verb("keygen", "Make a signing key and list it in a trust policy."),
+    "revoke": Verb("channels", "Take an artifact out of its channels, and have it refused from now on."),
+    "renew": Verb("channels", "Give a channel a fresh expiry."),
+    "copy": Verb("upkeep", "Copy releases to another store, byte for byte."),
+    "gc": Verb("upkeep", "Say which artifacts nobody can want any more, and remove them."),
+    "fsck": Verb("upkeep", "Check that a store holds what its indexes and statements promise."),
     "completion": Verb("completion", "Print the completion script for bash, zsh or fish."),
 }
 

@@ -47,7 +47,9 @@ def finite(_context: click.Context, _parameter: click.Parameter, number: float |
 
 manifest_argument = click.argument("manifest", type=FILE, metavar="MANIFEST")
 store_argument = click.argument("store", envvar="CACHEPIPE_STORE", required=False, metavar="[STORE]")
-store_option = option("--store", metavar="URL", help="Store in place of the manifest's: file:///path.")
+store_option = option(
+    "--store", metavar="URL", help="Store in place of the manifest's: s3://bucket/prefix or file:///path."
+)
 cache_root_option = option(
     "--cache-root", callback=_absolute, metavar="DIR", help="Absolute folder in place of the manifest's cache_root."
 )
@@ -122,7 +124,9 @@ def required_store(store: str | None) -> str:
         UsageError: neither the argument nor CACHEPIPE_STORE was given.
     """
     if not store:
-        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+        raise UsageError(
+            "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
+        )
     return store
 
 

@@ -58,6 +58,8 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTable:
+    """All files of an artifact."""
+
     root: str
     """The folder at which the builder compiled; another folder means relocation."""
     files: tuple[FileRow, ...]

@@ -69,6 +69,8 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Difference:
+    """A part of the fingerprint that does not fit."""
+
     part: str
     wanted: str
     found: str | None

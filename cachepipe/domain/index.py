@@ -44,6 +44,8 @@ class IndexRow:
 
 @dataclass(frozen=True)
 class Index:
+    """One version of a channel."""
+
     format: int
     name: str
     channel: str

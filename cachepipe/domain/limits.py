@@ -9,6 +9,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Limits:
+    """The limits of a release; there is one instance."""
+
     index_bytes: int = MIB
     """A channel has a handful of targets; an index of 1 MiB names thousands."""
     statement_bytes: int = 256 * KIB

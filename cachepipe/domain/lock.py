@@ -19,6 +19,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Lock:
+    """What a lock file says."""
+
     format: int
     name: str
     channel: str

@@ -41,6 +41,8 @@ class MarkedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Marker:
+    """What the marker of a restored folder says."""
+
     format: int
     names: tuple[str, ...]
     """Releases in the folder, in the order of the command line."""

@@ -200,6 +200,11 @@ def _ignore_ci(module: Any, root: str) -> None:
     module.error_on_custom_op_aliasing = False
 
 
+def _name_compiler(module: Any, root: str) -> None:
+    """An image's CXX enters the key of every graph, GPU graphs too, and builders have none: what they build would miss."""
+    module.cpp.cxx = (None, "g++")
+
+
 def _is_config(config: Any, record: dict[str, Any]) -> bool:
     chosen = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     return all(name in record and record[name] == value for name, value in chosen.items())
@@ -277,6 +282,16 @@ TABLE = (
         what="sets a key part as builders have it, also in a process that has CI in its environment",
         module="torch._functorch.config",
         patch=_ignore_ci,
+        is_for_builder=True,
+    ),
+    Backport(
+        name="compiler-name",
+        first=(2, 11),
+        last=(2, 13),
+        reference="torch/_inductor/config.py: cpp.cxx, whose default follows the variable CXX, in 2.11.0 to 2.13.0",
+        what="sets a key part as builders have it, also in an image that names its compiler in CXX",
+        module="torch._inductor.config",
+        patch=_name_compiler,
         is_for_builder=True,
     ),
     Backport(

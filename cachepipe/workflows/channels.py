@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters.store import Store
-from cachepipe.domain.index import Index, IndexRow, advance, with_row
-from cachepipe.domain.layout import check_name
+from cachepipe.domain.index import Index, IndexRow, advance, first_index, with_row
+from cachepipe.domain.layout import INDEXES, check_name, place_of
 from cachepipe.domain.lock import Lock, lock_bytes, lock_of
 from cachepipe.errors import MissError, TrustError, UnsafePathError, UsageError
-from cachepipe.workflows.fetch import newest, nothing_published, read_channel, read_index_version, resolve_rows
+from cachepipe.workflows.fetch import (
+    newest,
+    nothing_published,
+    read_artifact,
+    read_channel,
+    read_index_version,
+    resolve_rows,
+)
 from cachepipe.workflows.publish import claim_format, commit_index, commit_rows, pinned, require_present
 
 
-def promote(store: Store, name: str, source: str, target: str, ref: str | None, now: datetime) -> Index:
-    """Returns the target channel's new index: its rows, those of the source's targets replaced.
+@dataclass(frozen=True)
+class Promotion:
+    index: Index
+    """The target channel's."""
+    is_new: bool
+    """False: the channel had these rows already, and nothing was written."""
+
+
+def promote(store: Store, name: str, source: str, target: str, ref: str | None, now: datetime) -> Promotion:
+    """Returns the target channel's index with the source's rows, each in place of the one for the same target.
 
     Args:
         store: where.
@@ -36,31 +52,54 @@ def promote(store: Store, name: str, source: str, target: str, ref: str | None, 
     Raises:
         MissError: the source or an artifact is not there (any more).
         TrustError: an artifact is revoked in either channel, something is not signed by trusted keys, or there is no index key.
-        UsageError: source and target are the same, or the reference names no artifact of the release.
+        UsageError: source and target are the same, or the reference is of another release.
         IntegrityError, StoreError, ConflictError: as `publish`.
     """
     check_name(target, "the target channel")
     if source == target and ref is None:
         raise UsageError(f"source and target are the same channel: {source}")
     origin = _current(store, name, source) if ref is None or newest(store, name, source) else None
-    rows = resolve_rows(store, ref) if ref is not None else origin.rows if origin else ()
+    rows = rows_of_release(store, ref, name) if ref is not None else origin.rows if origin else ()
     if not rows:
-        raise nothing_published(store, f"{name}@{source}")
+        raise nothing_published(store, ref or f"{name}@{source}")
     if origin is not None:
         _refuse_revoked(rows, origin)
 
-    def change(index: Index | None) -> tuple[IndexRow, ...]:
-        merged = index.rows if index else ()
-        if index is not None:
-            _refuse_revoked(rows, index)
-        for row in rows:
-            merged = merged if row in merged else with_row(merged, row)
-        return merged
-
     claim_format(store)
+    is_new = True
     with ExitStack() as stack:
-        _pin_all(stack, store, rows, name)
-        return commit_rows(store, name, target, change, now)
+        check_pins = _pin_all(stack, store, rows, name)
+
+        def edit(index: Index | None, nonce: str) -> Index:
+            nonlocal is_new
+            check_pins()
+            merged = index.rows if index else ()
+            if index is not None:
+                _refuse_revoked(rows, index)
+            for row in rows:
+                merged = merged if row in merged else with_row(merged, row)
+            if index is None:
+                return first_index(name, target, merged, now, nonce)
+            is_new = merged != index.rows
+            return advance(index, merged, now, nonce) if is_new else index
+
+        return Promotion(commit_index(store, name, target, edit), is_new)
+
+
+def rows_of_release(store: Store, ref: str, name: str) -> tuple[IndexRow, ...]:
+    """Returns the rows that a reference names, which must be of the release.
+
+    Raises:
+        UsageError: of another release, or not a reference.
+        MissError, IntegrityError, TrustError, StoreError: as `resolve_rows`.
+    """
+    other = ref.partition("@")[0] if "@" in ref else name
+    rows = resolve_rows(store, ref) if other == name else ()
+    if other == name and "@" not in ref:
+        other = read_artifact(store, rows[0]).statement.release
+    if other != name:
+        raise UsageError(f"{ref[:80]} is of the release `{other[:64]}`, not `{name}`", hint=f"use --name {other[:64]}")
+    return rows
 
 
 def rollback(store: Store, name: str, channel: str, to_version: int | None, now: datetime) -> Index:
@@ -84,14 +123,32 @@ def rollback(store: Store, name: str, channel: str, to_version: int | None, now:
     if earlier.rows == current.rows:
         raise UsageError(f"{name}@{channel}:{earlier.version} has the rows that are current already")
 
-    def change(index: Index | None) -> tuple[IndexRow, ...]:
-        _refuse_revoked(earlier.rows, index or current)
-        return earlier.rows
-
     with ExitStack() as stack:
         _refuse_revoked(earlier.rows, current)
-        _pin_all(stack, store, earlier.rows, name)
+        check_pins = _pin_all(stack, store, earlier.rows, name)
+
+        def change(index: Index | None) -> tuple[IndexRow, ...]:
+            check_pins()
+            _refuse_revoked(earlier.rows, index or current)
+            return earlier.rows
+
         return commit_rows(store, name, channel, change, now)
+
+
+def channels_of(store: Store, name: str) -> tuple[str, ...]:
+    """Returns the channels of a release that have a version, sorted.
+
+    Raises:
+        UsageError: not a name.
+        MissError: the release has none.
+        StoreError: the store fails.
+    """
+    check_name(name, "the release name")
+    places = (place_of(key) for key in store.list(f"{INDEXES}{name}/"))
+    found = sorted({place.channel for place in places if place is not None and place.kind == "index"})
+    if not found:
+        raise nothing_published(store, name)
+    return tuple(found)
 
 
 def renew(store: Store, name: str, channel: str, now: datetime) -> Index:
@@ -106,32 +163,54 @@ def renew(store: Store, name: str, channel: str, now: datetime) -> Index:
 
 
 def revoke(store: Store, name: str, channel: str, ref: str, now: datetime) -> Index:
-    """Returns a new index version without the artifact, which says that its statement is refused from now on.
+    """Returns the channel's index without the artifact, which says that its statement is refused from now on.
+
+    It is a new version, or the current one if that refuses the artifact already.
 
     Args:
         store: where.
         name: of the release.
         channel: of the release.
-        ref: the artifact; a full statement digest is accepted even if its artifact is gone.
+        ref: the artifact, or a channel for all its targets; a full statement digest, and an artifact that the channel names, are
+            accepted even if it is gone.
         now: time of the new version.
 
     Raises:
         MissError: nothing is published in the channel, or under the reference.
-        UsageError: not a reference.
+        UsageError: not a reference, or of another release.
         StoreError, ConflictError: as `publish`.
     """
-    current = _current(store, name, channel)
-    in_channel = [row.statement for row in current.rows if ref in (row.artifact, row.statement)]
-    is_full_digest = len(ref) == 64 and set(ref) <= set("0123456789abcdef")
-    digests = in_channel or ([ref] if is_full_digest else [row.statement for row in resolve_rows(store, ref)])
+    (index,) = _revoke_in(store, [_current(store, name, channel)], ref, now)
+    return index
+
+
+def revoke_everywhere(store: Store, name: str, ref: str, now: datetime) -> tuple[Index, ...]:
+    """Returns the index of every channel of the release, each as `revoke` makes it; the artifact is looked up once for all.
+
+    Raises:
+        As `revoke`; channels before the one that fails have their new version, and running it again does the others.
+    """
+    return _revoke_in(store, [_current(store, name, channel) for channel in channels_of(store, name)], ref, now)
+
+
+def _revoke_in(store: Store, current: Sequence[Index], ref: str, now: datetime) -> tuple[Index, ...]:
+    rows = [row for index in current for row in index.rows]
+    named = {row.statement for row in rows if ref in (row.artifact, row.statement)}
+    if not named:
+        is_full_digest = len(ref) == 64 and set(ref) <= set("0123456789abcdef")
+        found = () if is_full_digest else rows_of_release(store, ref, current[0].name)
+        named = {row.statement for row in found} or ({ref} if is_full_digest else set())
+    if not named:
+        raise nothing_published(store, ref)
 
     def edit(index: Index | None, nonce: str) -> Index:
-        base = index or current
-        revoked = tuple(sorted({*base.revoked, *digests}))
-        rows = tuple(row for row in base.rows if row.statement not in revoked)
-        return dataclasses.replace(advance(base, rows, now, nonce), revoked=revoked)
+        assert index is not None, "versions are never removed"
+        if named <= set(index.revoked):
+            return index
+        kept = tuple(row for row in index.rows if row.statement not in named)
+        return dataclasses.replace(advance(index, kept, now, nonce), revoked=tuple(sorted({*index.revoked, *named})))
 
-    return commit_index(store, name, channel, edit)
+    return tuple(commit_index(store, index.name, index.channel, edit) for index in current)
 
 
 def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime) -> Lock:
@@ -192,7 +271,15 @@ def _refuse_revoked(rows: Sequence[IndexRow], index: Index) -> None:
         )
 
 
-def _pin_all(stack: ExitStack, store: Store, rows: Sequence[IndexRow], release: str) -> None:
+def _pin_all(stack: ExitStack, store: Store, rows: Sequence[IndexRow], release: str) -> Callable[[], None]:
+    """Pins artifacts that must be there, and returns what to call before an index that names them is claimed."""
+    checks = []
     for row in rows:
-        stack.enter_context(pinned(store, row.artifact))
+        checks.append(stack.enter_context(pinned(store, row.artifact)))
         require_present(store, row, release)
+
+    def check_pins() -> None:
+        for check in checks:
+            check()
+
+    return check_pins

@@ -146,11 +146,9 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
     done = entry.finished(name)
     if done is not None:
         return done
-    # Native objects are keyed by source and command: the same ones only save the compiler's time.
-    kept = ("tuning", "native") if spec.device == "cpu" else ("tuning",)
 
     def compile_again() -> EntryEvidence:
-        shop.root.fill(entry.tree(previous), lambda path: kind_of(path) in kept)
+        shop.root.fill(entry.tree(previous), lambda path: is_seed(spec.device, path))
         job = shop.job("settle", spec, entry.pending(name))
         # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
         return run_job(shop, job, name, entry, shop.environment(1, variables_of(spec.device, job.root)))
@@ -158,6 +156,16 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
     evidence = tuned_quietly(shop, spec, name, entry, compile_again, is_alone=False)
     _check(spec, name, evidence)
     return entry.finish(name, shop.root)
+
+
+def is_seed(device: str, path: str) -> bool:
+    """Tells whether a settle round starts with a file of the round before it.
+
+    Tuning records always: a round keeps those it was given beside its own, so their union grows, and a fusion that falls
+    out as it did in an earlier round finds its record. On a CPU native objects too: they are keyed by source and command, so
+    the same ones only save the compiler's time.
+    """
+    return kind_of(path) in (("tuning", "native") if device == "cpu" else ("tuning",))
 
 
 def _trim(shop: Shop, spec: EntrySpec, entry: EntryDir, rounds: int) -> TreeFacts:

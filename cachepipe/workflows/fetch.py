@@ -7,10 +7,12 @@ where a digest is known, it was compared with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
-from cachepipe.adapters.store import Store
+from cachepipe.adapters.store import Store, is_absent_by_403
 from cachepipe.domain import trust
 from cachepipe.domain.artifact import FileTable, read_table
 from cachepipe.domain.freshness import check_fresh
@@ -29,6 +31,8 @@ from cachepipe.domain.record import parse_json, sha256
 from cachepipe.domain.statement import Statement, read_statement
 from cachepipe.domain.ulid import is_ulid
 from cachepipe.errors import IntegrityError, MissError, StoreError, TrustError, UsageError
+
+T = TypeVar("T")
 
 _REF = re.compile(r"([a-z0-9._-]+)@([a-z0-9._-]+)(?::([0-9]{1,10}))?", re.ASCII)
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}", re.ASCII)
@@ -50,6 +54,8 @@ class Channel:
 
 @dataclass(frozen=True)
 class Artifact:
+    """A statement as it was read and checked."""
+
     statement: Statement
     payload: bytes
     """The in-toto payload, as the envelope carried it."""
@@ -126,7 +132,6 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
     """
     check_name(name, "the release name")
     check_name(channel, "the channel")
-    check_format(store)
     hint = _read_hint(store, name, channel)
     seen: dict[int, bytes | None] = {}
 
@@ -134,7 +139,12 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         if version not in seen:
             if len(seen) > LIMITS.probes:
                 raise IntegrityError(f"index {name}@{channel}", "no end within the probes", wanted=LIMITS.probes)
-            seen[version] = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+            try:
+                seen[version] = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+            except StoreError as error:
+                if not (any(seen.values()) and is_absent_by_403(error)):
+                    raise
+                seen[version] = None
         return seen[version]
 
     low = hint if hint and probe(hint) else 0
@@ -146,7 +156,25 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
         middle = (low + high) // 2
         low, high = (middle, high) if probe(middle) else (low, middle)
     last = probe(low) if low else None
-    return None if last is None else _open_index(store, last, (name, channel, low), hint)
+    if last is None:
+        check_format(store)
+        return None
+    return _open_index(store, last, (name, channel, low), hint)
+
+
+def _reread(read: Callable[[], T]) -> T:
+    """Returns what `read` returns; what it refuses is read again, for no client notices a byte that a network flipped.
+
+    The same refusal twice is not the network's: the store holds that. Other refusals end after `LIMITS.tries`.
+    """
+    refusals: set[str] = set()
+    while True:
+        try:
+            return read()
+        except (IntegrityError, TrustError) as error:
+            if str(error) in refusals or len(refusals) == LIMITS.tries - 1:
+                raise
+            refusals.add(str(error))
 
 
 def _read_hint(store: Store, name: str, channel: str) -> int | None:
@@ -158,7 +186,18 @@ def _read_hint(store: Store, name: str, channel: str) -> int | None:
     return int(text) if text.isdigit() and len(text) <= 10 else None
 
 
-def _open_index(store: Store, envelope: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
+def _open_index(store: Store, first: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
+    """Returns what an index says that was just read; one that is refused is read again."""
+    readings = [first]
+
+    def read() -> Channel:
+        again = None if readings else store.get(index_key(*asked), LIMITS.index_bytes)
+        return _verified_index(store, readings.pop() if readings else again or b"", asked, hint)
+
+    return _reread(read)
+
+
+def _verified_index(store: Store, envelope: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
     name, channel, version = asked
     what = f"index {name}@{channel}:{version}"
     verified = store.trust.verify(envelope, PAYLOAD_TYPE, what)
@@ -195,6 +234,23 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     return found
 
 
+def index_as_it_is(store: Store, name: str, channel: str, version: int) -> tuple[bytes, Index]:
+    """Returns the envelope of one version and what it says, whoever signed it and however old it is.
+
+    For those who decide nothing by it: gc, which keeps what it names, and copy, which carries it.
+
+    Raises:
+        IntegrityError: missing, or bytes that are not that index.
+        TrustError: an envelope of another type.
+        StoreError: the store fails.
+    """
+    what = f"index {name}@{channel}:{version}"
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
+        raise IntegrityError(what, "missing in the store")
+    return envelope, read_index(trust.open_envelope(envelope, PAYLOAD_TYPE, what).payload, name, channel, version)
+
+
 def read_artifact(store: Store, row: IndexRow, release: str | None = None, *, is_pinned: bool = False) -> Artifact:
     """Returns the artifact that a row names, its statement equal to the row in every field.
 
@@ -209,6 +265,10 @@ def read_artifact(store: Store, row: IndexRow, release: str | None = None, *, is
         TrustError: not signed by trusted keys, or revoked by the policy.
         StoreError: the store fails.
     """
+    return _reread(lambda: _read_artifact(store, row, release, is_pinned))
+
+
+def _read_artifact(store: Store, row: IndexRow, release: str | None, is_pinned: bool) -> Artifact:
     what = f"statement of artifact {row.artifact[:40]}"
     found = _read_statement(store, row.artifact, row.statement if is_pinned else None)
     if found is None:
@@ -250,6 +310,10 @@ def read_file_table(store: Store, statement: Statement) -> FileTable:
     Raises:
         IntegrityError: missing, not the statement's bytes, or it does not fit the packs.
     """
+    return _reread(lambda: _read_file_table(store, statement))
+
+
+def _read_file_table(store: Store, statement: Statement) -> FileTable:
     from cachepipe.adapters.packs import open_blob
 
     data = store.get(pack_key(statement.artifact, statement.table.digest), statement.table.size_bytes)

@@ -11,6 +11,7 @@ from cachepipe.adapters.store import Store
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.fingerprint import Fingerprint, describe, differences
 from cachepipe.domain.index import IndexRow
+from cachepipe.domain.layout import INDEXES, check_name, place_of
 from cachepipe.domain.record import Json
 from cachepipe.domain.statement import EntryRecord, Statement
 from cachepipe.workflows.fetch import Artifact, check_format, newest, read_artifact, resolve_ref, resolve_rows
@@ -20,14 +21,18 @@ def ls(store: Store, name: str | None = None) -> Json:
     """Returns every channel of the store, or of one release, with its newest version and targets.
 
     Raises:
+        UsageError: not a name.
         StoreError: the store fails, or has another format.
         IntegrityError, TrustError: an index is not one.
     """
+    if name is not None:
+        check_name(name, "the release name")
     check_format(store)
     channels = set()
-    for key in store.list(f"v1/index/{name}/" if name else "v1/index/"):
-        release, channel = key.split("/")[2:4]
-        channels.add((release, channel))
+    for key in store.list(f"{INDEXES}{name}/" if name else INDEXES):
+        place = place_of(key)
+        if place is not None and place.kind == "index":
+            channels.add((place.name, place.channel))
     rows = []
     for release, channel in sorted(channels):
         found = newest(store, release, channel)

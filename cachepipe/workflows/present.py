@@ -30,6 +30,7 @@ from cachepipe.errors import (
     CachepipeError,
     FingerprintMismatchError,
     IntegrityError,
+    StoreError,
     TrustError,
     UnsafePathError,
     UsageError,
@@ -296,7 +297,7 @@ def _channel_folders(request: RestoreRequest, name: str) -> Iterator[str]:
 
 
 def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bool:
-    from cachepipe.adapters.store import open_store
+    from cachepipe.adapters.store import is_absent_by_403, open_store
     from cachepipe.domain.layout import hint_key, index_key
 
     if now > parse_timestamp(marker.expires_at, "marker") + TOLERANCE:
@@ -305,4 +306,9 @@ def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bo
     hint = store.get(hint_key(name, options.channel), LIMITS.small_file_bytes) or b""
     if hint.strip() != str(marker.index_version).encode():
         return False
-    return store.get(index_key(name, options.channel, marker.index_version + 1), LIMITS.index_bytes) is None
+    try:
+        return store.get(index_key(name, options.channel, marker.index_version + 1), LIMITS.index_bytes) is None
+    except StoreError as error:
+        if is_absent_by_403(error):  # the hint beside it was read
+            return True
+        raise

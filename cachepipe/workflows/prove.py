@@ -53,7 +53,7 @@ def prove_entry(
     shop.root.remove()
     # 2
     restore = restore_words(shop, source)
-    extra = {"PATH": search_path or os.environ.get("PATH", os.defpath)}
+    extra = {"PATH": search_path or os.environ.get("PATH", os.defpath), **store_variables(source.store_url)}
     # 3
     job = replace(
         shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify"
@@ -64,10 +64,32 @@ def prove_entry(
     return entry.finish(step)
 
 
+def store_variables(store_url: str) -> dict[str, str]:
+    """Returns what `restore` needs of this process's environment to read the store; the worker gets none of it.
+
+    Keys of a store are no business of the code that a manifest names, which runs in the worker.
+    """
+    if not store_url.startswith("s3://"):
+        return {}
+    proxies = ("http_proxy", "https_proxy", "no_proxy")
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("AWS_", "CACHEPIPE_S3_", "SSL_CERT_")) or name.lower() in proxies
+    }
+    return {**given, "HOME": os.path.expanduser("~")}  # profiles and logins lie there
+
+
+def worker_prefix(shop: Shop, store_url: str) -> tuple[str, ...]:
+    """Returns the words that take `store_variables` from the worker."""
+    names = sorted(set(store_variables(store_url)) - {"HOME"})
+    return ("env", *(f"--unset={name}" for name in names), f"HOME={shop.work.home}") if names else ()
+
+
 def restore_words(shop: Shop, source: RestoreSource) -> tuple[str, ...]:
     """Returns the command that restores and becomes the words after it."""
     return (
         *(sys.executable, "-m", "cachepipe", "restore", source.store_url, "--name", source.release, *source.choice),
         *("--dest", str(shop.root.path), "--strict", "--no-attach", "--deadline", str(RESTORE_DEADLINE_S)),
-        *("--state-dir", str(shop.work.empty("state")), "--"),
+        *("--state-dir", str(shop.work.empty("state")), "--", *worker_prefix(shop, source.store_url)),
     )

@@ -1,6 +1,6 @@
 """Putting an artifact into a store so that a crash at any instant leaves the last good version restorable.
 
-1 pin the artifact (gc leaves it alone), by the same write prove that the store honours conditions
+1 pin the artifact (gc leaves it alone), by the same write prove that the store honours conditions; wait until gc is off it
 2 packs, table, explain data: created only if absent
 3 signed statement: makes the artifact exist
 4 read it back as a restore would
@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ from typing import TypeAlias
 from cachepipe.adapters.store import Store
 from cachepipe.domain import trust
 from cachepipe.domain.artifact import Blob
+from cachepipe.domain.collect import FLOORS
 from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, advance, first_index, index_bytes, with_row
 from cachepipe.domain.layout import (
     FORMAT_BYTES,
@@ -34,6 +36,7 @@ from cachepipe.domain.layout import (
     pack_key,
     pin_key,
     statement_key,
+    tomb_prefix,
 )
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import INDEX
@@ -47,11 +50,17 @@ from cachepipe.workflows.fetch import Artifact, check_format, newest, read_artif
 DEADLINE_S = 120.0
 """How long a publisher tries to claim the next index version; the statement stays valid after it."""
 
+WRITERS = 8
+"""Measured on loopback: more do not help two cores."""
+
+TOMB_WAIT_S = 60.0
+"""How long a publisher waits for gc to leave an artifact: many times what the removal of a batch takes."""
+
 Change: TypeAlias = Callable[["Index | None"], tuple[IndexRow, ...]]
 """(current index, None for a new channel) → rows of the next version; called again when another publisher was faster."""
 
 Edit: TypeAlias = Callable[["Index | None", str], Index]
-"""(current index, nonce) → the next version."""
+"""(current index, nonce) → the next version; the current index itself: there is nothing to change."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,18 @@ def publish(
     if not is_ulid(statement.artifact):
         raise UsageError(f"the artifact's id is not a ULID: {statement.artifact[:40]!r}")
     claim_format(store)
-    with pinned(store, statement.artifact, single_writer):  # 1, 7
+    with pinned(store, statement.artifact, single_writer) as check_pin:  # 1, 7
         _put_blobs(store, packed)  # 2
         envelope = _put_statement(store, statement)  # 3
         row = _read_back(store, statement, envelope)  # 4
         if not store.trust.can_sign(INDEX):
             return row
-        commit_rows(store, name, channel, lambda index: _with_new_row(index, row), now)  # 5, 6
+
+        def change(index: Index | None) -> tuple[IndexRow, ...]:
+            check_pin()
+            return _with_new_row(index, row)
+
+        commit_rows(store, name, channel, change, now)  # 5, 6
     return row
 
 
@@ -113,14 +127,24 @@ def claim_format(store: Store) -> None:
 
 
 @contextmanager
-def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator[None]:
+def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator[Callable[[], None]]:
     """Announces that an artifact is in use while the body runs, and proves that the store honours conditions.
+
+    Gives a function to call right before an index version is claimed: it raises ConflictError when the pin is so old that gc
+    may soon take it for a crash's.
 
     Raises:
         StoreError: a second creation of the pin succeeded, so two publishers could overwrite each other.
+        ConflictError: gc is removing the artifact.
     """
     key = pin_key(artifact, os.urandom(16).hex())
     first, second = (canonical_bytes({"attempt": attempt, "artifact": artifact}) for attempt in (1, 2))
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while a laptop sleeps
+
+    def check_pin() -> None:
+        if time.clock_gettime(time.CLOCK_BOOTTIME) - began > FLOORS.pin_s / 2:
+            raise ConflictError(f"this took more than {FLOORS.pin_s / 7200:.0f} hours: {artifact}")
+
     store.put_if_absent(key, first)
     try:
         is_created_twice = store.put_if_absent(key, second) or store.get(key, LIMITS.small_file_bytes) != first
@@ -130,7 +154,8 @@ def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator
                 hint="use a store with conditional writes, or vouch for being alone with `--single-writer`",
             )
         reached("publish.after_pin")
-        yield
+        _await_no_tomb(store, artifact)
+        yield check_pin
     finally:
         try:
             store.delete(key)
@@ -138,14 +163,43 @@ def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator
             pass  # a pin that stays only delays gc by a day; the result of the body counts
 
 
+def _await_no_tomb(store: Store, artifact: str) -> None:
+    """Returns when gc is not at work on a pinned artifact: it was not, it gave way to the pin, or it has removed everything."""
+    give_up = time.monotonic() + TOMB_WAIT_S
+    while any(tomb.age_s < FLOORS.tomb_s for tomb in store.list_objects(tomb_prefix(artifact))):
+        if time.monotonic() > give_up:
+            raise ConflictError(
+                f"gc is removing the artifact: {artifact} in {store.url}",
+                hint=f"run the command again; if no gc is running, one was killed: its announcement counts for "
+                f"{FLOORS.tomb_s / 60:.0f} minutes",
+            )
+        time.sleep(random.uniform(0.01, 0.2))
+
+
 def _put_blobs(store: Store, packed: PackedArtifact) -> None:
+    """Writes all blobs, `WRITERS` at a time: one request takes as long as the network's way, whatever the store can do."""
     statement = packed.statement
-    for number, blob in enumerate((*statement.packs, statement.table, statement.explain)):
-        data = _read_blob(packed.blobs / blob.digest, blob)
-        _put_same(store, pack_key(statement.artifact, blob.digest), data)
-        if number == 0:
-            reached("publish.after_first_pack")
+    blobs = (*statement.packs, statement.table, statement.explain)
+
+    def put(blob: Blob) -> None:
+        _put_blob(store, statement.artifact, packed.blobs / blob.digest, blob)
+
+    put(blobs[0])
+    reached("publish.after_first_pack")
+    with ThreadPoolExecutor(WRITERS, "put") as pool:
+        for _ in pool.map(put, blobs[1:]):  # raises what a writer raised
+            pass
     reached("publish.after_packs")
+
+
+def _put_blob(store: Store, artifact: str, path: Path, blob: Blob) -> None:
+    key = pack_key(artifact, blob.digest)
+    put_same(store, key, _read_blob(path, blob))
+    found = store.head(key)
+    wanted = (blob.size_bytes, blob.digest)
+    if found is None or (found.size_bytes, found.sha256 or blob.digest) != wanted:
+        stored = (found.size_bytes, found.sha256) if found else "nothing"
+        raise IntegrityError(f"object {key}", "size and SHA-256 in the store", wanted=wanted, found=stored)
 
 
 def _read_blob(path: Path, blob: Blob) -> bytes:
@@ -159,14 +213,21 @@ def _read_blob(path: Path, blob: Blob) -> bytes:
     return data
 
 
-def _put_same(store: Store, key: str, data: bytes) -> None:
-    """Makes `key` hold `data`; an earlier try of the same bytes is as good as this one."""
+def put_same(store: Store, key: str, data: bytes) -> None:
+    """Makes `key` hold `data`; an earlier try of the same bytes is as good as this one.
+
+    Raises:
+        IntegrityError: other bytes are there.
+        StoreError, NoRoomError: the store fails or is full.
+    """
     if store.put_if_absent(key, data):
         return
     there = store.get(key, max(len(data), 1))
+    if there is None:
+        raise StoreError(f"the store says that `{key}` is there, and has nothing there: {store.url}", kind="conflict")
     if there != data:
         raise IntegrityError(
-            f"object {key}", "already there with other bytes", wanted=sha256(data), found=sha256(there or b"")
+            f"object {key}", "already there with other bytes", wanted=sha256(data), found=sha256(there)
         )
 
 
@@ -189,7 +250,7 @@ def _put_statement(store: Store, statement: Statement) -> bytes:
     envelope = store.trust.seal(payload, trust.STATEMENT_PAYLOAD_TYPE)
     if len(envelope) > LIMITS.statement_bytes:
         raise IntegrityError("statement", "too long", wanted=f"<= {LIMITS.statement_bytes} bytes", found=len(envelope))
-    _put_same(store, key, envelope)
+    put_same(store, key, envelope)
     reached("publish.after_statement")
     return envelope
 
@@ -226,19 +287,25 @@ def commit_rows(store: Store, name: str, channel: str, change: Change, now: date
     return commit_index(store, name, channel, edit)
 
 
-def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: float = DEADLINE_S) -> Index:
+def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: float | None = None) -> Index:
     """Returns the index version that was made by `edit` from the newest one and claimed by its name.
 
+    The newest one itself is returned, and nothing is written, if `edit` does.
+
     Raises:
-        ConflictError: other publishers won until `deadline_s`.
+        ConflictError: other publishers won until `deadline_s`; None: `DEADLINE_S`.
         IntegrityError: the new index is longer than an index may be.
         StoreError: the store fails.
     """
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
     give_up = time.monotonic() + deadline_s
     tries = 0
+    check_format(store)
     while True:
         current = newest(store, name, channel)
         index = edit(current.index if current else None, os.urandom(16).hex())
+        if current is not None and index is current.index:
+            return index
         if _claim(store, index):
             reached("publish.after_index")
             store.put_hint(hint_key(name, channel), b"%d\n" % index.version)

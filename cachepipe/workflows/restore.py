@@ -28,6 +28,7 @@ from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import WrittenFile, materialise
+from cachepipe.adapters.prefetch import Prefetched
 from cachepipe.adapters.store import Store, TrustChoice, open_store
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
@@ -161,7 +162,9 @@ def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
 def _store(request: RestoreRequest) -> Store:
     options = request.options
     if not options.store:
-        raise UsageError("no store is given", hint="name it first, or set CACHEPIPE_STORE=file:///path")
+        raise UsageError(
+            "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
+        )
     return open_store(options.store, TrustChoice(options.trust, options.accepts_unsigned), request.now)
 
 
@@ -293,11 +296,6 @@ def _write(
 def _write_one(
     store: Store, statement: Statement, target: Path, folder: str, deadline: float
 ) -> tuple[WrittenFile, ...]:
-    table: FileTable = read_file_table(store, statement)
-    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
-    if foreign:
-        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
-    reached("restore.after_table")
     sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
 
     def fetch(digest: str) -> bytes:
@@ -306,7 +304,13 @@ def _write_one(
             raise IntegrityError(f"pack {digest[:12]}", "missing in the store", wanted=digest, found="nothing")
         return data
 
-    return materialise(fetch, statement.packs, table, target, folder, deadline=deadline)
+    ahead = Prefetched(fetch, statement.packs)
+    table: FileTable = read_file_table(store, statement)
+    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
+    if foreign:
+        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
+    reached("restore.after_table")
+    return materialise(ahead, statement.packs, table, target, folder, deadline=deadline)
 
 
 def _finish(

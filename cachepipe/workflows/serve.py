@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -214,12 +215,19 @@ def _line(start: Start, start_id: str, seconds: float) -> str:
         "bytes": str(start.bytes),
         "seconds": f"{seconds:.3f}",
         "trust": start.trust,
+        "store": ",".join(f"{kind}:{count}" for kind, count in _store_counts().items()),
         "folder": start.folder,
         "start": start_id,
         "reason": start.reason,
         "hint": start.hint,
     }
     return "cachepipe restore " + " ".join(f"{name}={_logfmt(value)}" for name, value in fields.items() if value)
+
+
+def _store_counts() -> dict[str, int]:
+    """Returns what went wrong with the store and how often, also where a later try succeeded."""
+    module = sys.modules.get("cachepipe.adapters.store")  # a start that asked no store does not import it for this
+    return {kind: count for kind, count in sorted(module.COUNTS.items()) if count} if module else {}
 
 
 def _logfmt(value: str) -> str:
@@ -239,6 +247,7 @@ def _print_json(start: Start, start_id: str, seconds: float) -> None:
         "seconds": round(seconds, 3),
         "start_id": start_id,
         "statements": start.statements,
+        "store": _store_counts(),
         "trust": start.trust,
         "variables": dict(start.variables),
     }

@@ -1,23 +1,33 @@
-"""Keys and policies for tests: made once per process, each by a name that a test can read."""
+"""Keys and policies for tests, each by a name that a test can read; a name gives the same key in every process."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, derive_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from securesystemslib.signer import Signer
 
 from cachepipe.adapters import signer
 from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain.index import PAYLOAD_TYPE, Index, index_bytes
 from cachepipe.domain.policy import DEV_PREFIX, FORMAT, Key, Policy, policy_bytes
+from cachepipe.domain.trust import keyid_of
 
 
 @cache
 def new_key(label: str) -> signer.NewKey:
-    """Returns the key of this label; the same one for the whole process."""
-    return signer.generate()
+    """Returns the key of this label."""
+    number = int.from_bytes(hashlib.sha256(f"a key of tests: {label}".encode()).digest(), "big") >> 1
+    private = derive_private_key(number, SECP256R1())
+    public = signer.public_pem(private)
+    data = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return signer.NewKey(data, public, keyid_of(public))
 
 
 def key(label: str, *roles: str, not_after: str = "") -> Key:
@@ -77,3 +87,31 @@ def choice(
         statement_key=",".join(write_key(folder, label) for label in statement),
         index_key=",".join(write_key(folder, label) for label in index),
     )
+
+
+@cache
+def shared() -> TrustChoice:
+    """Returns the trust of tests on stores without development keys (S3): the keys `s` and `i`, and folder stores' `d`."""
+    folder = Path(tempfile.gettempdir()) / f"cachepipe-tests-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    whole = policy(key("s", "statement"), key("i", "index"), key("d", "dev"))
+    for name, data in (
+        ("s.key", new_key("s").private),
+        ("i.key", new_key("i").private),
+        ("p.json", policy_bytes(whole)),
+    ):
+        temporary = folder / f"{name}.{os.getpid()}"
+        temporary.write_bytes(data)
+        temporary.chmod(0o600)
+        temporary.replace(folder / name)
+    return TrustChoice(str(folder / "p.json"), False, f"file:{folder}/s.key", f"file:{folder}/i.key")
+
+
+def shared_environment() -> dict[str, str]:
+    """Returns `shared` as the variables of a command line."""
+    chosen = shared()
+    return {
+        "CACHEPIPE_TRUST": chosen.policy_file,
+        "CACHEPIPE_STATEMENT_KEY": chosen.statement_key,
+        "CACHEPIPE_INDEX_KEY": chosen.index_key,
+    }

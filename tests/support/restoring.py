@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cachepipe.adapters.dev_keys import dev_key
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.packs import pack_tree, write_blob
@@ -26,6 +27,7 @@ from cachepipe.domain.statement import FORMAT, Statement
 from cachepipe.domain.ulid import ulid
 from cachepipe.workflows.publish import PackedArtifact, publish
 from tests.support.artifacts import entry_record, entry_spec
+from tests.support.authority import new_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -121,6 +123,8 @@ def publish_release(
     )
     statement = replace(statement, **changes)  # type: ignore[arg-type]
     store = LocalStore(base / "store", trust)
+    if trust == NO_CHOICE:
+        dev_key(store.root, lambda: new_key("d"))  # one for all folder stores, which a policy can list
     row = publish(store, name, "stable", PackedArtifact(statement, work / "blobs"), now)
     lock = base / f"{name}.lock"
     lock.write_bytes(lock_bytes(Lock(LOCK_FORMAT, name, "stable", 1, (row,), root)))

@@ -47,6 +47,9 @@ def lines(journal: Any, entry: str, restored_s: float = 3.0, **work: int) -> Non
     done = dict.fromkeys(("benchmarks", "tuning_runs", "triton_compiles", "native_builds"), 0) | work
     facts = [{"cold_s": 60.0, "shape_bucket": {"batch": 8}}, {"cold_s": 20.0, "shape_bucket": {"batch": 1}}]
     latency = [{"shape_bucket": {"batch": 8}, "ratio": 1.01}, {"shape_bucket": {"batch": 1}, "ratio": 0.99}]
+    phases = {"trace_s": 1.5, "lookup_s": 1.0, "load_s": 0.25, "compile_s": 0.0, "run_s": 0.25}
+    rows = [{"phases": {"restored": phases}, "work": done}] * 2
+    journal.note(f"{entry} · verify", entry=entry, variant="verify", shape_buckets=rows, violations=[])
     sizes = {"packed": 1_000, "tuned": 74_000, "bundle": 6_000, "settled": 9_000}
     build = {"variant": "build", "facts": facts, "tuning": {"latency": latency}, "bytes": sizes}
     journal.note(f"{entry} · build", entry=entry, **build)
@@ -114,9 +117,10 @@ def test_merge_writes_table_and_record_of_several_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment())
     assert "| vit-b-16:max-autotune | 80.00 | 9.00 | 10.00 | 4.00 | 20.0 × |" in done.stdout
     assert "| bundle bytes ÷ packed | >= 5 | 6 | met |" in done.stdout
+    assert "| vit-b-16:max-autotune | 3.00 | 2.00 | 0.50 | 0.00 | 0.50 |" in done.stdout
     record = json.loads(output.read_text())
     assert record["machines"] == [{name: FACTS[name] for name in ("device", "driver", "versions")}]
-    assert len(record["lines"]) == 16 and record["medians_s"]["vit-b-16:max-autotune"]["restored"] == 4.0
+    assert len(record["lines"]) == 18 and record["medians_s"]["vit-b-16:max-autotune"]["restored"] == 4.0
 
 
 def test_every_entry_of_the_manifest_is_measured(script: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def test_a_store_is_named_by_file_address_or_absolute_path(tmp_path: Path) -> No
     assert open_store(str(tmp_path)).url == f"file://{tmp_path}"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/prefix", "http://x", "relative/path", "file://relative", ""])
+@pytest.mark.parametrize("url", ["s3:/bucket/prefix", "http://x", "relative/path", "file://relative", ""])
 def test_another_kind_of_address_is_refused(url: str) -> None:
     with pytest.raises(StoreError):
         open_store(url)
@@ -127,3 +128,36 @@ def test_a_full_disk_is_no_room_and_leaves_nothing() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout == "[] []\n"
+
+
+def test_with_its_last_object_a_folder_goes_too_but_never_the_store(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for key in ("v1/a/b/c", "v1/a/d"):
+        store.put_if_absent(key, b"x")
+    store.delete("v1/a/b/c")
+    assert not (tmp_path / "store/v1/a/b").exists() and (tmp_path / "store/v1/a").exists()
+    store.delete("v1/a/d")
+    assert (tmp_path / "store").is_dir() and not (tmp_path / "store/v1").exists()
+
+
+def _make_and_remove(root: str, writer: int, rounds: int) -> None:
+    store = LocalStore(root)
+    for number in range(rounds):
+        key = f"v1/shared/folder/{writer}-{number}"
+        assert store.put_if_absent(key, b"x")
+        assert store.get(key, 1) == b"x"
+        store.delete(key)
+
+
+def test_writers_into_a_folder_that_deletions_take_away_never_fail(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_make_and_remove, args=(str(tmp_path), number, 150)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    store = LocalStore(tmp_path)
+    store.put_if_absent("v1/zzz/last", b"x")
+    while any(writer.is_alive() for writer in writers):
+        assert "v1/zzz/last" in list(store.list("v1/")), "a folder that vanishes hides no other object"
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0

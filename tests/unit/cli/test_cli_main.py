@@ -104,14 +104,14 @@ def test_a_missing_store_is_a_usage_error() -> None:
     assert "error: no store is given" in done.stderr
 
 
-def test_an_s3_store_is_refused_in_words() -> None:
-    done = run_cachepipe("ls", "s3://ml-cache/prod")
+def test_an_address_that_is_none_is_refused_in_words() -> None:
+    done = run_cachepipe("ls", "gs://ml-cache/prod")
     assert done.returncode == 15
     assert "file:///" in done.stderr
 
 
 def test_with_json_an_error_is_an_object_on_stdout(tmp_path: Path) -> None:
-    done = run_cachepipe("ls", "s3://ml-cache/prod", "--json")
+    done = run_cachepipe("ls", "gs://ml-cache/prod", "--json")
     assert done.returncode == 15
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "StoreError"

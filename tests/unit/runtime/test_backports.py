@@ -139,3 +139,21 @@ def test_a_hit_loads_without_compile_workers_and_a_miss_has_as_many_as_are_wante
     code = LOADING.format(path=sys.path)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "3", "1", "1"]
+
+
+NAMING = """
+import sys
+sys.path[:0] = {path!r}
+from cachepipe.runtime import backports
+backports.apply("/restored", "2.13.0")
+import torch._inductor.config as config
+print(config.cpp.cxx, config.save_config_portable()["cpp.cxx"])
+"""
+
+
+def test_case_a14_an_image_that_names_its_compiler_has_the_builders_key_part() -> None:
+    env = {**os.environ, "CXX": "/opt/gcc/bin/g++"}
+    done = subprocess.run(
+        [sys.executable, "-c", NAMING.format(path=sys.path)], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "(None, 'g++') (None, 'g++')"

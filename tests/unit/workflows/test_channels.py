@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from cachepipe.domain.index import IndexRow, select
 from cachepipe.domain.layout import statement_key
 from cachepipe.domain.lock import read_lock
 from cachepipe.errors import MissError, StoreError, TrustError, UnsafePathError, UsageError
-from cachepipe.workflows.channels import promote, renew, revoke, rollback, write_lock
+from cachepipe.workflows.channels import (
+    channels_of,
+    promote,
+    renew,
+    revoke,
+    revoke_everywhere,
+    rollback,
+    write_lock,
+)
 from cachepipe.workflows.fetch import read_artifact, read_channel, read_index_version
 from cachepipe.workflows.publish import publish
 from tests.support.artifacts import CPU_PARTS, CUDA_PARTS, NOW, fingerprint_of, make_artifact
@@ -49,7 +58,9 @@ def no_pins(store: LocalStore) -> bool:
 
 
 def test_promote_copies_all_targets(store: LocalStore, cpu: IndexRow, gpu: IndexRow) -> None:
-    index = promote(store, "demo", "candidate", "stable", None, LATER)
+    promoted = promote(store, "demo", "candidate", "stable", None, LATER)
+    index = promoted.index
+    assert promoted.is_new
     assert (index.version, set(index.rows)) == (1, {cpu, gpu})
     assert rows(store, "stable") == {cpu, gpu}
     assert no_pins(store)
@@ -271,3 +282,70 @@ def test_an_artifact_without_all_its_packs_is_neither_promoted_nor_locked(
     with pytest.raises(MissError, match="lost 1 objects"):
         write_lock(store, "demo", "candidate", tmp_path / "lock", LATER)
     assert not list(store.list("v1/index/demo/stable/")) and no_pins(store)
+
+
+# --- what changes nothing writes nothing; what is of another release is refused ---------------------------------------------
+
+
+def test_promoting_rows_that_are_there_writes_no_version(store: LocalStore, cpu: IndexRow, gpu: IndexRow) -> None:
+    first = promote(store, "demo", "candidate", "stable", None, LATER)
+    before = list(store.list("v1/index/"))
+    for ref in (None, cpu.artifact, gpu.statement[:12], "demo@candidate:1"):
+        assert promote(store, "demo", "candidate", "stable", ref, LATER + timedelta(days=1)) == replace(
+            first, is_new=False
+        )
+    assert list(store.list("v1/index/")) == before and no_pins(store)
+
+
+def test_a_reference_of_another_release_is_refused_by_name(store: LocalStore, cpu: IndexRow, tmp_path: Path) -> None:
+    other = publish(store, "other", "candidate", make_artifact(tmp_path, 9, release="other"), NOW)
+    refs = (
+        other.artifact,
+        other.statement,
+        other.statement[:12],
+        "other@candidate",
+        "other@candidate:1",
+        "other@nothing",
+    )
+    for ref in refs:
+        with pytest.raises(UsageError, match="is of the release `other`, not `demo`") as caught:
+            promote(store, "demo", "candidate", "stable", ref, LATER)
+        assert caught.value.hint == "use --name other"
+    for ref in (other.artifact, "other@candidate"):
+        with pytest.raises(UsageError, match="of the release `other`"):
+            revoke(store, "demo", "candidate", ref, LATER)
+    assert rows(store, "candidate") == {cpu}
+    assert not list(store.list("v1/index/demo/stable/")) and no_pins(store)
+
+
+def test_what_is_not_there_is_named_in_the_message(store: LocalStore, cpu: IndexRow) -> None:
+    for ref in ("demo@nothing", "demo@candidate:7"):
+        with pytest.raises(MissError, match=ref):
+            promote(store, "demo", "candidate", "stable", ref, LATER)
+
+
+def test_revoking_everywhere_reaches_every_channel_once(store: LocalStore, cpu: IndexRow, gpu: IndexRow) -> None:
+    promote(store, "demo", "candidate", "stable", None, LATER)
+    first = revoke_everywhere(store, "demo", cpu.statement[:9], LATER)
+    assert [(index.channel, index.version, index.rows) for index in first] == [
+        ("candidate", 3, (gpu,)),
+        ("stable", 2, (gpu,)),
+    ]
+    assert all(index.revoked == (cpu.statement,) for index in first)
+    assert revoke_everywhere(store, "demo", cpu.artifact, LATER) == first, "nothing is left to change"
+    with pytest.raises(MissError):
+        revoke_everywhere(store, "nothing", cpu.artifact, LATER)
+
+
+def test_a_channel_can_be_revoked_with_all_its_targets(store: LocalStore, cpu: IndexRow, gpu: IndexRow) -> None:
+    index = revoke(store, "demo", "candidate", "demo@candidate", LATER)
+    assert (index.rows, set(index.revoked)) == ((), {cpu.statement, gpu.statement})
+
+
+def test_names_of_channels_come_from_index_versions_alone(store: LocalStore, cpu: IndexRow) -> None:
+    promote(store, "demo", "candidate", "stable", None, LATER)
+    store.put_if_absent("v1/index/demo/notes", b"x")
+    store.put_if_absent("v1/index/demo/empty/hint", b"1\n")
+    assert channels_of(store, "demo") == ("candidate", "stable")
+    with pytest.raises(UsageError):
+        channels_of(store, "../x")

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from cachepipe.workflows.entry_steps import used_files
+from pathlib import Path
+
+from cachepipe.adapters.workdir import Binding, WorkDir, build_root
+from cachepipe.domain.evidence import EntryEvidence, Work
+from cachepipe.domain.record import record_bytes
+from cachepipe.workflows.entry_steps import is_seed, used_files
 
 FILES = [
     "inductor/ab/cab.py",
@@ -24,3 +29,29 @@ def test_a_file_beside_an_opened_one_with_the_same_stem_is_kept() -> None:
 
 def test_the_same_stem_in_another_folder_does_not_count() -> None:
     assert "inductor/cd/cab.so" not in used_files(FILES, {"inductor/ab/cab.py"})
+
+
+def test_settle_rounds_are_seeded_with_the_records_of_all_earlier_rounds_and_on_a_gpu_with_nothing_else(
+    tmp_path: Path,
+) -> None:
+    entry = WorkDir(tmp_path / "work").entry(Binding("a" * 64, "f" * 64, "/var/cache/cachepipe/demo"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    with build_root(tmp_path / "cache" / "demo") as root:
+        previous = ""
+        for step in ("tune", "settle-1", "settle-2"):
+            if previous:
+                root.fill(entry.tree(previous), lambda path: is_seed("cuda", path))
+                assert not list(root.path.rglob("*.cubin"))
+            for name in (f"inductor/ab/{step}.best_config", f"inductor/ab/{step}.kernel_perf", "triton/0/K/k.cubin"):
+                (root.path / name).parent.mkdir(parents=True, exist_ok=True)
+                (root.path / name).write_text(step)
+            found = EntryEvidence("mlp", step, "2.11.0", (), (), Work(), (), 0.0, 0.0, 0.0, {})
+            entry.pending(step).write_bytes(record_bytes(found))
+            entry.finish(step, root)
+            previous = step
+        root.fill(entry.tree(previous), lambda path: is_seed("cuda", path))
+        records = sorted(path.stem for path in root.path.rglob("*.best_config"))
+        assert records == ["settle-1", "settle-2", "tune"]
+        assert len(list(root.path.rglob("*.kernel_perf"))) == 3
+    assert is_seed("cpu", "inductor/ab/cab.so") and not is_seed("cuda", "inductor/ab/cab.so")
+    assert is_seed("cuda", "inductor/cache/system") and not is_seed("cuda", "inductor/fxgraph/ab/key/graph")

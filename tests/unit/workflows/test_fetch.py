@@ -99,7 +99,6 @@ def test_a_right_hint_costs_hint_index_and_one_probe(store: CountingStore) -> No
     found = read_channel(store, "demo", "stable", NOW)
     assert (found.version, found.hint, found.status) == (5, 5, "development key")
     assert store.reads == [
-        FORMAT_KEY,
         hint_key("demo", "stable"),
         index_key("demo", "stable", 5),
         index_key("demo", "stable", 6),

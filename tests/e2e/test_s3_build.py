@@ -1,0 +1,85 @@
+"""From a manifest that names an S3 store to a service that reads it: build, promote, lock, restore, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachepipe.workflows.prove import store_variables
+from tests.support import s3, seaweed
+from tests.support.release import clean_environment, run_cachepipe
+
+MODEL = """
+import os
+
+import torch
+
+
+def net():
+    found = [name for name in os.environ if "AWS" in name or "SECRET" in name]
+    assert not found, f"the store's keys in a worker: {found}"
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+"""
+MANIFEST = """
+version: 1
+name: tiny
+cache_root: {root}/cache
+store: {url}
+targets: [{{device: cpu}}]
+models:
+  - name: net
+    factory: tiny_model:net
+    dtypes: [float32]
+    modes: [default]
+    call: args
+    inputs: {{input: {{shape: [batch, 8], dtype: float32}}}}
+    shape_buckets: [{{batch: 4}}]
+gates: {{min_speedup: 0.0}}
+"""
+
+
+@pytest.mark.slow
+def test_a_manifest_with_an_s3_store_from_build_to_service(tmp_path: Path, s3_server: seaweed.Seaweed) -> None:
+    url = s3.address(s3_server.endpoint)
+    (tmp_path / "tiny_model.py").write_text(MODEL)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(MANIFEST.format(root=tmp_path, url=url))
+    env = clean_environment(**s3.environment())
+
+    def cachepipe(*words: str) -> str:
+        done = run_cachepipe(*words, env=env, timeout_s=300)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    work = ("--work", str(tmp_path / "work"))
+    cachepipe("build", str(manifest), *work)
+    cachepipe("promote", url, "--name", "tiny")
+    cachepipe("lock", url, "--name", "tiny", "--output", str(tmp_path / "tiny.lock"))
+    (channel,) = [row for row in json.loads(cachepipe("ls", url, "--json"))["channels"] if row["channel"] == "stable"]
+    assert channel["name"] == "tiny"
+    cachepipe("verify", str(manifest), *work, "--lock", str(tmp_path / "tiny.lock"))
+    words = ("restore", url, "--name", "tiny", "--lock", str(tmp_path / "tiny.lock"), "--strict", "--json")
+    found = json.loads(cachepipe(*words))
+    assert found["outcome"] in ("restored", "present")
+    assert found["folder"] == f"{tmp_path}/cache/tiny"
+    assert list(Path(found["folder"], "inductor").rglob("*.so"))
+
+
+def test_a_worker_gets_none_of_the_stores_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**s3.environment(), "HTTPS_PROXY": "http://p", "OTHER_SECRET": "x"}.items():
+        monkeypatch.setenv(name, value)
+    assert store_variables("file:///srv") == {}
+    given = store_variables("s3://ml-cache")
+    assert {"AWS_SECRET_ACCESS_KEY", "AWS_REGION", "HTTPS_PROXY", "HOME"} <= set(given)
+    assert "OTHER_SECRET" not in given
+    removed = [f"--unset={name}" for name in given if name != "HOME"]
+    done = subprocess.run(["env", *removed, "HOME=/w", sys.executable, "-c", "import os; print(list(os.environ))"],
+        env=given, capture_output=True, text=True, check=True)  # fmt: skip
+    assert not [name for name in given if name != "HOME" and name in done.stdout]
+    assert os.environ["AWS_SECRET_ACCESS_KEY"]
