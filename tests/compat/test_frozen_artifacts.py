@@ -18,7 +18,7 @@ from cachepipe.domain.lock import read_lock
 from cachepipe.domain.policy import read_policy
 from cachepipe.domain.statement import read_statement
 from cachepipe.errors import CachepipeError, IntegrityError, StoreError, TrustError
-from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
+from cachepipe.workflows.fetch import Artifact, check_format, read_artifact, read_channel, read_file_table
 from tests.support.artifacts import NOW, ROOT
 from tests.support.restoring import files_below, tree_files
 from tests.support.world import MACHINE
@@ -104,7 +104,7 @@ def test_formats_of_a_later_release_are_refused_by_name(frozen: Path) -> None:
         read_policy(json.dumps({**policy, "format": 99}).encode())
     Path(store.root, FORMAT_KEY).write_text('{"features":[],"format":99}\n')
     with pytest.raises(StoreError, match="format 99"):
-        read_channel(store, "demo", "stable", NOW)
+        check_format(store)
 
 
 def test_an_index_of_a_later_format_is_refused_by_name(frozen: Path) -> None:

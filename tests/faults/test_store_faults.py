@@ -29,7 +29,7 @@ from cachepipe.workflows.publish import publish
 from cachepipe.workflows.restore import restore_absent
 from cachepipe.workflows.restore_options import Options
 from cachepipe.workflows.serve import _bounded
-from tests.support import s3, seaweed
+from tests.support import authority, s3, seaweed
 from tests.support.artifacts import NOW, make_artifact
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.restoring import Published, files_below, publish_release
@@ -211,7 +211,14 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def restored(shop: Shop, folder: Path) -> str:
-    options = Options(store=shop.url, names=("demo",), dest=str(folder), command=("true",), deadline_s=DEADLINE_S)
+    options = Options(
+        trust=authority.shared().policy_file,
+        store=shop.url,
+        names=("demo",),
+        dest=str(folder),
+        command=("true",),
+        deadline_s=DEADLINE_S,
+    )
     deadline = time.monotonic() + DEADLINE_S
     request = RestoreRequest(options, {"TMPDIR": str(folder.parent)}, datetime.now(timezone.utc), deadline, "")
     result = _bounded(lambda: restore_absent(request), deadline)

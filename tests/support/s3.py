@@ -6,7 +6,7 @@ import itertools
 import os
 from urllib.parse import quote
 
-from cachepipe.adapters.store import NO_CHOICE, Store, open_store
+from cachepipe.adapters.store import Store, open_store
 from tests.support import authority, seaweed
 
 _NUMBERS = itertools.count()
@@ -19,8 +19,8 @@ def address(endpoint: str, **parameters: str) -> str:
 
 
 def opened(url: str) -> Store:
-    """Returns the store at any address, under the tests' own keys; a folder keeps its development key."""
-    return open_store(url, authority.shared() if url.startswith("s3://") else NO_CHOICE)
+    """Returns the store at any address, under the tests' own keys."""
+    return open_store(url, authority.shared())
 
 
 def copy_store(source: Store, target: Store) -> None:
