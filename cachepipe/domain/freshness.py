@@ -31,7 +31,7 @@ def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
     if now > expiry(index, policy) + TOLERANCE:
         raise TrustError(
             f"the index has expired: {label} at {timestamp(expiry(index, policy))}",
-            hint="publish it again: `cachepipe promote` or `cachepipe build`; if that is done at least every fortnight, "
+            hint="give it a fresh date with `cachepipe renew`; if that is done every week, "
             "someone hides newer versions or the clock is wrong",
         )
     if created > now + TOLERANCE:
@@ -65,4 +65,4 @@ def age_warning(index: Index, policy: Policy, now: datetime) -> str:
     if now - created < (ends - created) / 2:
         return ""
     what = f"{index.name}@{index.channel}:{index.version} expires at {timestamp(ends)}"
-    return f"{what}: more than half of its life is over, publish it again"
+    return f"{what}: more than half of its life is over, renew it (`cachepipe renew`)"

@@ -24,10 +24,10 @@ def test_rotation_and_revocation_do_what_the_readme_says() -> None:
     done = drill()
     assert done.returncode == 0, done.stderr
     titles = [line for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert len(titles) == 9
+    assert len(titles) == 10
     assert titles[-1] == "== all drills passed"
     refused = [line for line in done.stderr.splitlines() if "outcome=refused" in line]
-    assert len(refused) == 6
+    assert len(refused) == 7
     assert all("reason=" in line and "hint=" in line for line in refused)
 
 
