@@ -261,8 +261,8 @@ def _load(public: str) -> tuple[EllipticCurvePublicKey, str]:
         raise TrustError("trust policy: a public key is not PEM")
     try:
         der = _decode("".join(lines[1:-1]), "public key")
-        point = der.removeprefix(_P256)
-        if point == der or len(point) != _POINT_BYTES or not point.startswith(_UNCOMPRESSED):
+        point = der[len(_P256) :]
+        if not der.startswith(_P256) or len(point) != _POINT_BYTES or not point.startswith(_UNCOMPRESSED):
             raise TrustError("trust policy: a public key is not of the curve P-256, uncompressed")
         key = EllipticCurvePublicKey.from_encoded_point(SECP256R1(), point)
     except (IntegrityError, ValueError) as error:

@@ -158,13 +158,13 @@ def test_what_is_no_p256_key_in_its_one_form_is_refused(public: str, message: st
     assert message in str(caught.value)
 
 
-def test_a_key_under_another_keys_id_is_refused_by_both_ids() -> None:
-    whole = authority.policy(replace(authority.key("s", "statement"), keyid=authority.new_key("i").keyid))
+@pytest.mark.parametrize(("label", "other"), [("s", "i"), ("i", "s")])
+def test_a_key_under_another_keys_id_is_refused_by_both_ids(label: str, other: str) -> None:
+    whole = authority.policy(replace(authority.key(label, "statement"), keyid=authority.new_key(other).keyid))
     with pytest.raises(TrustError) as caught:
         trust.check_keys(whole)
-    assert str(caught.value) == (
-        f"trust policy: key {authority.new_key('i').keyid[:20]} has the public key of {authority.new_key('s').keyid[:20]}"
-    )
+    ids = [authority.new_key(name).keyid[:20] for name in (other, label)]
+    assert str(caught.value) == f"trust policy: key {ids[0]} has the public key of {ids[1]}"
 
 
 # --- what is said --------------------------------------------------------------------------------------------------------
