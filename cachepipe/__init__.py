@@ -16,17 +16,19 @@ _HOMES = {
     "covered": "cachepipe.runtime.service",
     "entry": "cachepipe.runtime.service",
     "ready": "cachepipe.runtime.service",
+    "register_metrics": "cachepipe.runtime.metrics",
     "report": "cachepipe.runtime.service",
 }
 
 if TYPE_CHECKING:
     from cachepipe.runtime.attach import attach as attach
+    from cachepipe.runtime.metrics import register_metrics as register_metrics
     from cachepipe.runtime.service import covered as covered
     from cachepipe.runtime.service import entry as entry
     from cachepipe.runtime.service import ready as ready
     from cachepipe.runtime.service import report as report
 
-__all__ = ["__version__", "attach", "covered", "entry", "ready", "report"]
+__all__ = ["__version__", "attach", "covered", "entry", "ready", "register_metrics", "report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ CachepipeError                exit code
 ├── ConflictError             16   another publisher won, again and again
 ├── UnsafePathError           17   a folder is not private, not writable or not ours
 ├── VerificationError         18   a gate refused
+├── LateCompileError          18   a compile after `ready()` in strict mode
 ├── FingerprintMismatchError  19   built for another machine
 ├── NoRoomError               20   not enough bytes or inodes
 ├── DeadlineError             21   time ran out
@@ -130,6 +131,20 @@ class VerificationError(CachepipeError):
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("\n".join(violations))
         self.violations = tuple(violations)
+
+
+class LateCompileError(CachepipeError):
+    """In strict mode a call that would compile after `ready()` ends with this error; nothing was compiled.
+
+    torch passes it on as it is: it never becomes another error, and `suppress_errors` does not hide it.
+    """
+
+    exit_code = 18
+    hint = "call a covered shape (`entry.covered`), add this one to `shape_buckets`, or unset CACHEPIPE_STRICT"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"compile after `ready()`: {what}; {self.hint}")
+        self.what = what
 
 
 class FingerprintMismatchError(CachepipeError):

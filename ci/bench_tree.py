@@ -110,14 +110,20 @@ def _torch() -> Path:
 
 
 def _objects(limit: int, source: random.Random) -> Iterator[tuple[str, bytes]]:
-    libraries = [_torch() / "lib" / name for name in ("libtorch_cpu.so", "libtorch_python.so")]
-    with libraries[0].open("rb") as file:
+    library = _torch() / "lib" / "libtorch_cpu.so"
+    size = library.stat().st_size
+    with library.open("rb") as file:
         file.seek(20 * _MB)
-        large = file.read(limit // 2)
+        large = file.read(min(limit // 2, size // 2))
         yield "aoti/model.wrapper.so", large
         done = len(large)
         while done < limit:
-            data = file.read(source.randint(200, 900) << 10)
+            wanted = source.randint(200, 900) << 10
+            if file.tell() + wanted > size:
+                file.seek(
+                    source.randrange(_MB, 20 * _MB)
+                )  # from the start again, cut elsewhere: no two files are equal
+            data = file.read(wanted)
             done += len(data)
             yield f"{_name(data)}.so", data
 
@@ -133,16 +139,17 @@ def _texts(limit: int, source: random.Random) -> Iterator[tuple[str, bytes]]:
     modules = sorted(_torch().glob("**/*.py"), key=lambda path: (path.stat().st_size % 997, str(path)))
     done, copy = 0, 0
     while done < limit:
+        code = marshal.dumps(compile(f"x = {copy}\n" * 200, "wrapper", "exec"))
         for module in modules:
             text = module.read_text(errors="replace")
             if not 8_000 < len(text) < 400_000:
                 continue
             wrapper = f"# {copy}\n{text}".encode()
             shapes = [(source.randint(1, 4096), 64) for _ in range(400)]
-            code = marshal.dumps(compile(f"x = {copy}\n" * 200, "wrapper", "exec"))
             graph = pickle.dumps({"source": text, "tokens": text.split()[:4000], "shapes": shapes, "code": code})
             yield f"{_name(wrapper)}.py", wrapper
-            yield f"fxgraph/{_name(graph)[:2]}/f{_name(graph)[3:]}/{_name(graph)[4:30]}", graph
+            name = _name(graph)
+            yield f"fxgraph/{name[:2]}/f{name[4:]}/{name[4:30]}", graph
             done += len(wrapper) + len(graph)
             if done >= limit:
                 return

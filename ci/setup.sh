@@ -23,6 +23,20 @@ check_compiler() {
     command -v "${CXX:-g++}" >/dev/null || fail 'g++ is missing, and torch.compile needs it on CPU: apt-get install g++'
 }
 
+# The HTML report is tested in a real browser. A fresh machine gets one if we may install it.
+check_browser() {
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+    local packages='chromium chromium-driver fonts-dejavu-core'
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        printf '== browser\n'
+        # shellcheck disable=SC2086
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends -y $packages; } >/dev/null ||
+            fail "chromium could not be installed: apt-get install $packages"
+        return
+    fi
+    fail "the report's test needs a browser: apt-get install $packages"
+}
+
 # The digest of everything that goes into the wheel, and of what is asked for beside it.
 sources_digest() {
     (

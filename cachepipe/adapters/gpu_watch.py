@@ -15,7 +15,7 @@ from typing import Any
 
 from cachepipe.adapters.gpu import binding, optional, visible_gpus
 from cachepipe.adapters.guard import descendants
-from cachepipe.domain.quiet import GpuSample
+from cachepipe.domain.quiet import IDLE, GpuSample
 
 INTERVAL_S = 0.25
 SETTLING_S = 5.0
@@ -57,7 +57,7 @@ class GpuWatch:
                 self.samples.append(self.sample())
 
     def sample(self) -> GpuSample:
-        """Returns one look; what this board does not tell is 0.
+        """Returns one look; what this board does not tell is 0, or idle.
 
         Raises:
             NVMLError: the GPU is gone.
@@ -75,7 +75,8 @@ class GpuWatch:
                 nvml, lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), 0
             ),
             power_w=optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, 0.0),
-            throttle=optional(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), 0),
+            # a board that does not tell counts as idle unless its load says otherwise
+            throttle=optional(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), IDLE),
             strangers=strangers,
         )
 

@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 
 def materialise(  # noqa: PLR0913 - two of the seven are keywords
-    fetch: Callable[[str], bytes],
+    fetch: Callable[[str], bytes | memoryview],
     packs: Sequence[Blob],
     table: FileTable,
     target: Path,
@@ -89,7 +89,12 @@ class _Work:
     """The state that fetchers share; why a class: seven things under one lock."""
 
     def __init__(
-        self, fetch: Callable[[str], bytes], packs: Sequence[Blob], table: FileTable, target: Path, root: str
+        self,
+        fetch: Callable[[str], bytes | memoryview],
+        packs: Sequence[Blob],
+        table: FileTable,
+        target: Path,
+        root: str,
     ) -> None:
         self._fetch, self._packs, self._table, self._root = fetch, packs, table, root
         self._pieces: dict[int, list[_Piece]] = defaultdict(list)

@@ -181,7 +181,7 @@ def write_blob(data: bytes, out: Path, limit: int) -> Blob:
     return blob
 
 
-def open_blob(data: bytes, blob: Blob, buffer: bytearray | None = None) -> memoryview:
+def open_blob(data: bytes | memoryview, blob: Blob, buffer: bytearray | None = None) -> memoryview:
     """Returns the raw bytes of a blob, which are exactly what its digest and sizes promise.
 
     Args:
@@ -218,14 +218,14 @@ def open_blob(data: bytes, blob: Blob, buffer: bytearray | None = None) -> memor
     return view
 
 
-def _check_frame(data: bytes, blob: Blob, what: str) -> None:
+def _check_frame(data: bytes | memoryview, blob: Blob, what: str) -> None:
     """Refuses all but one whole frame with a checksum that declares the promised size."""
     try:
         facts = zstandard.get_frame_parameters(data)
     except zstandard.ZstdError as error:
         raise IntegrityError(what, f"not a zstd frame ({error})") from error
-    if not data.startswith(_MAGIC):
-        raise IntegrityError(what, "not a zstd data frame", wanted=_MAGIC.hex(), found=data[:4].hex())
+    if data[:4] != _MAGIC:
+        raise IntegrityError(what, "not a zstd data frame", wanted=_MAGIC.hex(), found=bytes(data[:4]).hex())
     if facts.content_size != blob.raw_bytes:
         declared = "none" if facts.content_size == zstandard.CONTENTSIZE_UNKNOWN else facts.content_size
         raise IntegrityError(what, "declared size", wanted=blob.raw_bytes, found=declared)
@@ -238,7 +238,7 @@ def _check_frame(data: bytes, blob: Blob, what: str) -> None:
         raise IntegrityError(what, "length of its one frame", wanted=len(data), found=length or "cut")
 
 
-def _frame_length(data: bytes, position: int) -> int | None:
+def _frame_length(data: bytes | memoryview, position: int) -> int | None:
     """Returns where the frame ends (blocks from `position` on, then 4 bytes of checksum), or None if it is cut.
 
     Why by hand: the decoder says neither how many bytes it used nor that others follow.

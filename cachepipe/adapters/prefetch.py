@@ -15,9 +15,9 @@ AHEAD_PACKS = 6
 class Prefetched:
     """A `fetch` that began before it was called; what failed then is fetched again, as if nothing had been tried."""
 
-    def __init__(self, fetch: Callable[[str], bytes], packs: Sequence[Blob]) -> None:
+    def __init__(self, fetch: Callable[[str], bytes | memoryview], packs: Sequence[Blob]) -> None:
         self._fetch = fetch
-        self._found: dict[str, bytes] = {}
+        self._found: dict[str, bytes | memoryview] = {}
         self._threads: dict[str, threading.Thread] = {}
         total = 0
         for pack in sorted(packs, key=lambda pack: pack.size_bytes, reverse=True)[:AHEAD_PACKS]:
@@ -37,7 +37,7 @@ class Prefetched:
         except Exception:  # noqa: BLE001 - of a thread that only tries: the call that needs the pack raises its own
             return
 
-    def __call__(self, digest: str) -> bytes:
+    def __call__(self, digest: str) -> bytes | memoryview:
         """Returns the compressed bytes of a pack; each is given out ahead once.
 
         Raises:

@@ -148,6 +148,13 @@ def is_absent_by_403(error: StoreError) -> bool:
     return True
 
 
+def view(store: Store, key: str, limit_bytes: int) -> bytes | memoryview | None:
+    """As `store.get`, for bytes that are looked at once: without a copy where the store's client holds them already."""
+    own = getattr(store, "view", None)  # no part of the protocol: it saves memory, and promises nothing
+    found: bytes | memoryview | None = store.get(key, limit_bytes) if own is None else own(key, limit_bytes)
+    return found
+
+
 def check_key(key: str) -> str:
     """Returns `key` if it is a path of safe parts, none of which begins with a dot.
 

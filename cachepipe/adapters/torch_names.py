@@ -2,7 +2,7 @@
 
 The one table: `ci/torch-names` looks each of them up in a wheel without importing it, a test looks them up in the torch that is
 installed, and another one that no module uses a name that is missing here. A name stands in this module's table alone, or in
-`torch_work.NAMES` if its calls are counted.
+`torch_work.NAMES` or `torch_tuning.NAMES` if its calls are counted or watched.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cachepipe.adapters.torch_tuning import NAMES as WATCHED
 from cachepipe.adapters.torch_work import NAMES as COUNTED
 from cachepipe.adapters.torch_work import WORKER_COMPILE
 
@@ -43,14 +44,17 @@ _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 
 TABLE: tuple[Name, ...] = (
     *(Name(module, path, _SINCE.get(path, FIRST)) for module, path, _ in COUNTED),
+    *(Name(module, path) for module, path in WATCHED),
     *(Name("torch._dynamo.config", setting) for setting in _DYNAMO_SETTINGS),
+    Name("torch", "_GLOBAL_DEVICE_CONTEXT"),
     Name("torch._dynamo", "mark_dynamic"),
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_start_callback"),
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_end_callback"),
-    Name("torch._dynamo.callback", "CompilationCallbackHandler.remove_start_callback"),
     Name("torch._dynamo.callback", "callback_handler"),
+    Name("torch._dynamo.convert_frame", "_compile"),
     Name("torch._dynamo.eval_frame", "_stance"),
     Name("torch._dynamo.exc", "BackendCompilerFailed"),
+    Name("torch._dynamo.exc", "UncapturedHigherOrderOpError"),
     Name("torch._functorch.config", "enable_autograd_cache"),
     Name("torch._functorch.config", "error_on_custom_op_aliasing"),
     Name("torch._functorch._aot_autograd.autograd_cache", "log"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,10 +32,12 @@ def ambient_settings(device: str) -> dict[str, str]:
     """
     settings = {
         "autocast": _autocast(device),
+        "default device": _default_device(),
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "grad mode": _grad_mode(),
         "matmul precision": torch.get_float32_matmul_precision(),
+        "fp32 precision": str(getattr(torch.backends.cuda.matmul, "fp32_precision", "none")),
         "tf32 matmul": str(torch.backends.cuda.matmul.allow_tf32),
         "fp16 reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
         "bf16 reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
@@ -51,6 +53,12 @@ def _grad_mode() -> str:
     if torch.is_inference_mode_enabled():
         return "inference_mode"
     return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _default_device() -> str:
+    """Returns the device of `torch.set_default_device`; a set one changes the graph even where it is the same device."""
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return "unset" if context is None else str(context.device)
 
 
 def _autocast(device: str) -> str:
@@ -159,17 +167,6 @@ def compile_failure() -> type[Exception]:
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> None:
     """Marks one dimension of an input as dynamic within bounds, both included."""
     torch._dynamo.mark_dynamic(tensor, dim, min=low, max=high)
-
-
-def add_compile_callback(on_start: Callable[[str, str], None]) -> Callable[[], None]:
-    """Calls `on_start(trigger, compile_id)` at every later compile; returns the function that ends it."""
-    from torch._dynamo.callback import callback_handler
-
-    def callback(args: Any) -> None:
-        on_start(str(args.callback_trigger.name), str(args.compile_id))
-
-    callback_handler.register_start_callback(callback)
-    return lambda: callback_handler.remove_start_callback(callback)
 
 
 def hold_stream(seconds: float) -> None:

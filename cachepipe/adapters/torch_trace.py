@@ -13,23 +13,43 @@ import json
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 TRACE_LOGGER = "torch.__trace"
+NO_GRAPH = "-/-"
+"""Stands for events outside of a compile."""
 COMPONENT_LOGGERS = ("torch._functorch._aot_autograd.autograd_cache",)
-SPANS = frozenset(
-    {
-        "entire_frame_compile",
-        "backend_compile",
-        "PyCodeCache.load_by_key_path",
-        "entire_backward_compile",
-    }
-)
+_SPANS = {
+    "entire_frame_compile": "frame",
+    "backend_compile": "backend",
+    "entire_backward_compile": "backward",
+    "PyCodeCache.load_by_key_path": "load",
+    "TritonBundler.read_and_emit": "load",
+    "CachingAutotuner.benchmark_all_configs": "tune",
+    "CachingAutotuner.coordinate_descent_tuning": "tune",
+    "CachingAutotuner.combo_sequential_autotune": "tune",
+    "CUDAGraphNode.record": "capture",
+}
+_SPAN_ENDINGS = {"_template_autotuning": "tune", "_template_precompiling": "tune"}
+"""torch's name of a timed section → what it is to us; the endings carry the operator's name in front."""
 _STATES = {"hit": "hit", "miss": "miss", "bypass": "bypass"}
 _LAYERS = {"aotautograd_cache_": "aotautograd", "fx_graph_cache_": "fxgraph"}
 _COMPONENT = re.compile(r"\[([a-z0-9]+)\] ([^:]+): ?(.*)", re.S)
-_TEXT_CHARS = 400
+_TEXT_CHARS = {"gm": 4000, "aot_config": 8000}
+_OTHER_CHARS = 400
 """Of a component's text that are kept: enough to name both values, small enough for 640 lines a graph."""
+_SOURCE_PARTS = re.compile(r"(local_name|global_name|member|index)=(?:'([^']*)'|(\d+))|is_derefed_cell_contents=(True)")
+_CONTAINERS = ("_modules", "_parameters", "_buffers")
+
+
+class CompileFacts(NamedTuple):
+    """What torch sums up at the end of a compile."""
+
+    place: str
+    """`forward (/srv/model.py:31)`."""
+    operators: int
+    recompile_reason: str
+    failure: str
 
 
 class TraceSink(Protocol):
@@ -41,7 +61,10 @@ class TraceSink(Protocol):
 
     def on_components(self, layer: str, key: str, components: dict[str, list[str]]) -> None: ...
 
-    def on_span(self, graph: str, name: str, seconds: float) -> None: ...
+    def on_span(self, graph: str, kind: str, seconds: float, is_nested: bool) -> None:
+        """A section of kind frame, backend, backward, load, tune or capture ended; nested: within a backend or backward."""
+
+    def on_compiled(self, graph: str, facts: CompileFacts) -> None: ...
 
     def on_graph_break(self, reason: str) -> None: ...
 
@@ -55,7 +78,7 @@ class TraceHandler(logging.Handler):
         super().__init__(logging.DEBUG)
         self._sink = sink
         self._with_components = with_components
-        self._open_spans: dict[tuple[str, str], float] = {}
+        self._open_spans: dict[tuple[str, str], list[tuple[str, float]]] = {}
         self._loggers: list[tuple[logging.Logger, int, bool]] = []
         self._silence = logging.NullHandler()
 
@@ -82,28 +105,40 @@ class TraceHandler(logging.Handler):
         metadata = getattr(record, "metadata", None)
         if not isinstance(metadata, dict):
             return
-        graph = f"{metadata.get('frame_id', '-')}/{metadata.get('frame_compile_id', '-')}"
+        graph = _compile_id(metadata)
         payload = getattr(record, "payload", None) or ""
         if "dynamo_output_graph" in metadata:
             sizes = metadata["dynamo_output_graph"].get("sizes", {})
             self._sink.on_graph(graph, input_sizes(sizes if isinstance(sizes, dict) else {}))
         elif "chromium_event" in metadata:
             self._on_chromium(graph, payload)
+        elif isinstance(facts := metadata.get("compilation_metrics"), dict):
+            self._sink.on_compiled(graph, _facts(facts))
         elif isinstance(metadata.get("artifact"), dict):
             self._on_artifact(graph, str(metadata["artifact"].get("name", "")), payload)
 
     def _on_chromium(self, graph: str, payload: str) -> None:
         event = _json_object(payload)
-        name = str(event.get("name", ""))
-        stamp = event.get("ts")
-        if name not in SPANS or not isinstance(stamp, (int, float)):
+        name, stamp = str(event.get("name", "")), event.get("ts")
+        kind = span_kind(name)
+        if not kind or not isinstance(stamp, (int, float)):
             return
+        args = event.get("args")
+        if graph == NO_GRAPH and isinstance(args, dict):  # tuning and capture at run time name the graph themselves
+            graph = str(args.get("compile_id") or NO_GRAPH).replace("None", NO_GRAPH)
         if event.get("ph") == "B":
-            self._open_spans.setdefault((graph, name), float(stamp))
-        elif event.get("ph") == "E":
-            begin = self._open_spans.pop((graph, name), None)
-            if begin is not None:
-                self._sink.on_span(graph, name, (float(stamp) - begin) / 1e6)
+            self._open_spans.setdefault((graph, kind), []).append((name, float(stamp)))
+            return
+        running = self._open_spans.get((graph, kind))
+        if event.get("ph") != "E" or not running or running[-1][0] != name:
+            return
+        _, begin = running.pop()
+        if not running:  # a section within one of its own kind is part of it
+            del self._open_spans[graph, kind]
+            self._sink.on_span(graph, kind, (float(stamp) - begin) / 1e6, self._is_compiling(graph))
+
+    def _is_compiling(self, graph: str) -> bool:
+        return (graph, "backend") in self._open_spans or (graph, "backward") in self._open_spans
 
     def _on_artifact(self, graph: str, name: str, payload: str) -> None:
         if name == "recompile_reasons":
@@ -122,11 +157,38 @@ class TraceHandler(logging.Handler):
         reason = str(info.get("cache_bypass_reason") or "")
         detail = str(info.get("cache_status_detailed") or "")
         if state == "miss" and detail not in ("", "miss"):
-            reason = reason or detail
+            guard = str(info.get("cache_status_guard_expr") or "")
+            reason = reason or (f"{detail}: {guard}" if guard else detail)
         self._sink.on_lookup(graph, layer, state, key, reason[:500])
         lines = info.get("components")
         if self._with_components and isinstance(lines, list):
             self._sink.on_components(layer, key, parse_components(lines))
+
+
+def span_kind(name: str) -> str:
+    """Returns what a timed section of torch is to us; empty: nothing."""
+    found = _SPANS.get(name)
+    return found or next((kind for ending, kind in _SPAN_ENDINGS.items() if name.endswith(ending)), "")
+
+
+def _compile_id(metadata: dict[str, Any]) -> str:
+    """Returns torch's compile id as torch writes it: `0/1`, with compiled autograd `!0/0/1`."""
+    if "frame_id" not in metadata and "compiled_autograd_id" not in metadata:
+        return NO_GRAPH
+    graph = f"{metadata.get('frame_id', '-')}/{metadata.get('frame_compile_id', '-')}"
+    backward = metadata.get("compiled_autograd_id")
+    return graph if backward is None else f"!{backward}/{graph}"
+
+
+def _facts(metrics: dict[str, Any]) -> CompileFacts:
+    file, line = metrics.get("co_filename") or "?", metrics.get("co_firstlineno") or 0
+    failure = metrics.get("fail_reason") or metrics.get("cudagraph_skip_reason") or ""
+    return CompileFacts(
+        place=f"{metrics.get('co_name') or '?'} ({file}:{line})"[:512],
+        operators=int(metrics.get("graph_op_count") or 0),
+        recompile_reason=str(metrics.get("recompile_reason") or "")[:2000],
+        failure=str(failure)[:2000],
+    )
 
 
 def parse_components(lines: Iterable[Any]) -> dict[str, list[str]]:
@@ -135,8 +197,30 @@ def parse_components(lines: Iterable[Any]) -> dict[str, list[str]]:
     for line in lines:
         match = _COMPONENT.match(str(line))
         if match:
-            components[match[2]] = [match[1], match[3][:_TEXT_CHARS]]
+            name, text = match[2], match[3]
+            text = source_names(text) if name == "aot_config" else text
+            components[name] = [match[1], text[: _TEXT_CHARS.get(name, _OTHER_CHARS)]]
     return components
+
+
+def source_names(text: str) -> str:
+    """Returns torch's AOT configuration with each argument's source as a short path.
+
+    >>> source_names("(0, [AttrSource(base=LocalSource(local_name='self', is_input=True), member='w')], True)")
+    '(0, [self.w], True)'
+    """
+    begin, end = text.find("["), text.rfind(")], ")
+    if begin < 0 or end < begin:
+        return text
+    paths: list[list[str]] = []
+    for kind, name, number, is_cell in _SOURCE_PARTS.findall(text[begin:end]):
+        if is_cell and paths:
+            paths[-1][0] = f"closure:{paths[-1][0]}"
+        elif kind in ("local_name", "global_name"):
+            paths.append([name if kind == "local_name" else f"global:{name}"])
+        elif kind and paths and name not in _CONTAINERS:
+            paths[-1].append(name or number)
+    return f"{text[:begin]}[{', '.join('.'.join(path) for path in paths)}{text[end + 1 :]}"
 
 
 def input_sizes(sizes: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
+from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
@@ -85,6 +86,7 @@ class Session:
         self.spec: EntrySpec = job.spec
         self.is_eager = job.step == "eager"
         self.processes = ProcessWatch()
+        self.outside = OutsideWatch(job.root, os.environ, (job.result, f"{job.result}.tmp"))
         self.recorder: Recorder | None = None
         self.settings: dict[str, str] = {}
         self.results: dict[int, BucketEvidence] = {}
@@ -121,6 +123,7 @@ class Session:
             from cachepipe.adapters.torch_settings import fail_on_recompile_limit
 
             fail_on_recompile_limit()
+            self.outside.begin()
         tell(event="ready", i=0, seconds=self.import_s + self.build_s)
         return model
 
@@ -240,6 +243,9 @@ class Session:
             error="" if error is None else f"{type(error).__name__}: {error}"[:4000],
             error_kind="" if error is None else type(error).__name__,
             traceback="" if error is None else "".join(traceback.format_exception(error))[-16000:],
+            file_sizes=kind_sizes(self.job.root),
+            outside_files=self.outside.found(),
+            **(recorder.evidence() if recorder else {}),
         )
 
     def components(self) -> Any:

@@ -1,8 +1,9 @@
-"""Proof: `verify` restores a release and calls every shape bucket; `report` shows what earlier runs left."""
+"""Proof: `verify` restores a release and calls every shape bucket."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cachepipe.cli.boundary import error_object, print_error
 from cachepipe.cli.options import (
     FILE,
     FOLDER,
+    NEW_FILE,
     cache_root_option,
     finite,
     json_option,
@@ -24,6 +26,7 @@ from cachepipe.cli.options import (
     trust_options,
 )
 from cachepipe.cli.output import print_json, print_lines, print_table
+from cachepipe.cli.report import write_junit
 from cachepipe.domain.record import to_json
 from cachepipe.errors import VerificationError
 from cachepipe.workflows import report as reports
@@ -52,15 +55,21 @@ Exits with 18 if a gate refuses, after the table."""
     "--min-speedup", type=click.FloatRange(min=0), callback=finite, metavar="X", help="In place of the manifest's gate."
 )
 @option("--files", "checks_files", is_flag=True, help="Compare the SHA-256 of every restored file.")
-@option("--explain", "explains", is_flag=True, help="Say which component of a missed key differs.")
+@option("--explain", "explains", is_flag=True, help="Name the components of the key beside each cause of a miss.")
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
+@option("--junit", type=NEW_FILE, metavar="FILE", help="Write the verdicts as JUnit XML, one case per shape bucket.")
 @option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
 @trust_options
 @json_option
-def verify_command(manifest: Path, is_json: bool, **options: Any) -> int:
+def verify_command(manifest: Path, is_json: bool, junit: Path | None, **options: Any) -> int:
     """Restores the release of MANIFEST and proves every shape bucket in fresh processes."""
-    request = VerifyRequest(manifest, trust=trust_choice(), **options)
-    summaries = verify(request, open_progress(sys.stderr), datetime.now(timezone.utc))
+    with tempfile.TemporaryDirectory(prefix="cachepipe-verify-") as scratch:
+        if junit is not None and options["report"] is None:
+            options["report"] = Path(scratch)
+        request = VerifyRequest(manifest, trust=trust_choice(), **options)
+        summaries = verify(request, open_progress(sys.stderr), datetime.now(timezone.utc))
+        if junit is not None:
+            write_junit(junit, [options["report"]])
     refusal = _refusal(summaries)
     if is_json:
         document = {"verifications": to_json(summaries)}
@@ -86,7 +95,7 @@ def _refusal(summaries: tuple[VerifySummary, ...]) -> VerificationError | None:
 VERIFY_COLUMNS = ("entry", "shape bucket", ">graphs", "hits", "work", ">cold ÷ restored")
 PHASE_COLUMNS = (
     *("entry", "shape bucket", "first call", ">seconds"),
-    *(">trace", ">lookup", ">load", ">compile", ">run"),
+    *(">trace", ">lookup", ">load", ">tune", ">compile", ">capture", ">run"),
 )
 
 
@@ -108,7 +117,8 @@ def _print_summary(summary: VerifySummary) -> None:
             row.shape_bucket,
             start,
             {"cold": row.cold_s, "restored": row.restored_s, "eager": row.eager_s}[start],
-            *(phases.trace_s, phases.lookup_s, phases.load_s, phases.compile_s, phases.run_s),
+            *(phases.trace_s, phases.lookup_s, phases.load_s, phases.tune_s),
+            *(phases.compile_s, phases.capture_s, phases.run_s),
         )
         for row in summary.shape_buckets
         for start, phases in row.phases.items()
@@ -119,25 +129,5 @@ def _print_summary(summary: VerifySummary) -> None:
     if summary.checked_files:
         click.echo(f"{summary.checked_files} files compared by SHA-256")
     print_lines(summary.explanations)
+    print_lines(summary.outside)
     click.echo(f"verdict: {'refused' if summary.violations else 'ok'}")
-
-
-REPORT_EPILOG = """\b
-Examples:
-  cachepipe report evidence
-  cachepipe report evidence --json"""
-
-
-@click.command("report", epilog=REPORT_EPILOG)
-@click.argument("evidence", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="EVIDENCE…")
-@json_option
-def report_command(evidence: tuple[Path, ...], is_json: bool) -> None:
-    """Shows evidence files, or all in folders, that `build --report` or `verify --report` left."""
-    found = reports.report(evidence)
-    if is_json:
-        print_json(reports.report_json(found))
-        return
-    print_table("shape buckets", reports.BUCKET_COLUMNS, reports.bucket_cells(found))
-    click.echo(f"{reports.BAR_LEGEND}\n")
-    print_table("processes", reports.STEP_COLUMNS, reports.step_cells(found))
-    print_lines(found.misses)

@@ -26,7 +26,8 @@ VERBS = {
     "plan": Verb("release", "Show entries, shape buckets and keys of a manifest, and what the store already has."),
     "build": Verb("release", "Tune, settle, pack, prove and publish a release."),
     "verify": Verb("evidence", "Restore a release and prove every shape bucket in fresh processes."),
-    "report": Verb("evidence", "Show evidence files that `build --report` or `verify` left."),
+    "report": Verb("report", "Show evidence files that `build --report` or `verify` left."),
+    "explain": Verb("report", "Say of every miss why it was one, and how to mend it."),
     "restore": Verb("restore", "Restore a release, then become the service's command."),
     "ls": Verb("store", "List releases and channels of a store."),
     "show": Verb("store", "Show one artifact: sizes, fingerprint, coverage, evidence."),
@@ -40,6 +41,7 @@ VERBS = {
     "copy": Verb("upkeep", "Copy releases to another store, byte for byte."),
     "gc": Verb("upkeep", "Say which artifacts nobody can want any more, and remove them."),
     "fsck": Verb("upkeep", "Check that a store holds what its indexes and statements promise."),
+    "doctor": Verb("doctor", "Say whether a start on this machine would be warm, and why not."),
     "completion": Verb("completion", "Print the completion script for bash, zsh or fish."),
 }
 

@@ -62,9 +62,16 @@ class Phases:
     load_s: float = 0.0
     """Import of wrappers, loading of native objects and cubins."""
     compile_s: float = 0.0
-    """Lowering, tuning and compiling: what a miss costs."""
+    """Lowering and compiling: what a miss costs."""
     run_s: float = 0.0
     """Everything else: the kernels themselves."""
+    tune_s: float = 0.0
+    """Timing of candidates, at compile time or at the first run of a kernel."""
+    capture_s: float = 0.0
+    """Recording of CUDA graphs, which no cache can hold (field case H7)."""
+
+    def __add__(self, other: Phases) -> Phases:
+        return Phases(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,95 @@ class Lookup:
     key: str = ""
     reason: str = ""
     """torch's own words for a miss or a bypass."""
+
+
+@dataclass(frozen=True)
+class GraphEvidence:
+    """One compile, under torch's compile id."""
+
+    graph: str
+    shape_bucket: str
+    place: str
+    """Function, file and line of what was traced: `forward (/srv/model.py:31)`."""
+    sizes: Json
+    """Input → its sizes; symbolic ones by torch's name."""
+    phases: Phases
+    """`run_s` is not known per graph and 0."""
+    operators: int = 0
+    recompile_reason: str = ""
+    """The guard that failed, in torch's words; empty for the first compile of a function."""
+    failure: str = ""
+    """torch's words where the compile ended with an error, or why it captures no CUDA graph."""
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """Work of one kind on one thing, named."""
+
+    kind: str
+    """A field of `Work`."""
+    what: str
+    """Kernel, or object file."""
+    graph: str
+    """The graph that was being compiled; empty outside of a compile."""
+    shape_bucket: str
+    count: int = 1
+    process: str = ""
+    """`child` for work of torch's compile and tuning processes; empty: this process."""
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """One finished search."""
+
+    name: str
+    """Kernel, or operator with the sizes of its inputs."""
+    chosen: str
+    """The configuration or choice that won."""
+    best_ms: float
+    baseline: str
+    """What it is compared with: the library's kernel, else the first configuration."""
+    baseline_ms: float
+    candidates: int
+    graph: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Returns baseline ÷ best; 1.0 where nothing was gained."""
+        return self.baseline_ms / self.best_ms if self.best_ms > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class KindSize:
+    """Files of one kind in a cache folder."""
+
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class OutsideFile:
+    """A file that the first calls wrote where no artifact takes it from (field case H10)."""
+
+    path: str
+    size_bytes: int
+    owner: str
+    """What is known to write there, in words; `unknown` otherwise."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One answer to "why was this not a hit": a sentence, its cause, its mending."""
+
+    shape_bucket: str
+    graph: str
+    layer: str
+    """A cache layer, or `settings` for what differs without a lookup of its own."""
+    cause: str
+    """`grad mode: built inference_mode, called grad`."""
+    fix: str
+    components: tuple[str, ...] = ()
+    """Names of the differing key components that this explains."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +227,18 @@ class EntryEvidence:
     """Not empty: the process stopped with this error; `traceback` has the rest."""
     error_kind: str = ""
     traceback: str = ""
+    graphs: tuple[GraphEvidence, ...] = ()
+    work_items: tuple[WorkItem, ...] = ()
+    tuned: tuple[TunedKernel, ...] = ()
+    file_sizes: Mapping[str, KindSize] = field(default_factory=dict)
+    """Kind of file → what the cache folder held at the end."""
+    outside_files: tuple[OutsideFile, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+    """Filled in by `verify`, which has the builder's components."""
+    uncounted: tuple[str, ...] = ()
+    """Private names that this torch lacks: work behind them is not counted."""
+    dropped: int = 0
+    """Events beyond what is kept in memory."""
 
 
 def layer_counts(evidence: EntryEvidence) -> dict[str, dict[str, int]]:

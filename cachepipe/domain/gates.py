@@ -90,7 +90,11 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
         ("max_compiles", limits.max_compiles, work.compiles),
         ("max_graph_breaks", limits.max_graph_breaks, graph_breaks(restored)),
     )
-    found = [f"{gate}: limit {limit:g}, found {value}" for gate, limit, value in rows if value > limit]
+    found = [
+        f"{gate}: limit {limit:g}, found {value}{_named(gate, restored)}"
+        for gate, limit, value in rows
+        if value > limit
+    ]
     rate = hit_rate(restored)
     if not rate >= limits.min_hit_rate:  # so that a limit that is no number refuses
         misses = [
@@ -99,6 +103,15 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
         shown = "; ".join(dict.fromkeys(misses[:8])) or "nothing was looked up"
         found.append(f"min_hit_rate: limit {limits.min_hit_rate:g}, found {rate:.3f} ({shown})")
     return found
+
+
+def _named(gate: str, evidence: EntryEvidence) -> str:
+    """Returns what was tuned or compiled, by name (H1); empty where nothing is named."""
+    kinds = {"max_tuning_runs": ("benchmarks", "tuning_runs"), "max_compiles": ("triton_compiles", "native_builds")}
+    names = [item.what for item in evidence.work_items if item.kind in kinds.get(gate, ()) and item.what]
+    shown = list(dict.fromkeys(names))
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return f" ({', '.join(shown[:8])}{more})" if shown else ""
 
 
 def graph_breaks(evidence: EntryEvidence) -> int:

@@ -1,7 +1,8 @@
 """Was the GPU quiet while kernels were timed? Decided from samples; what a noisy choice costs stays in the artifact for good.
 
 A GPU is not quiet when other processes use it, when it is throttled, or when its clock moves under load. The clock of an idle GPU is
-low and rises with the first kernel: only samples count that follow another busy one.
+low and rises with the first kernel: only samples count that find it at work and follow another one that did. Tuning is bursts of
+a few milliseconds, which the driver's load, a mean over a second, shows as nothing: what tells is that the GPU is not idle.
 
 Source: NVML API reference, nvmlClocksEventReasons (the bits of `throttle`).
 """
@@ -21,6 +22,7 @@ CLOCK_SPREAD = 0.10
 MOVED_SHARE = 0.10
 """So many busy samples may lie outside of it: one dip does not decide a search of many repetitions."""
 
+IDLE = 0x1
 POWER_CAP = 0x4
 THROTTLES = {
     0x8: "slowed down by the hardware",
@@ -69,7 +71,11 @@ def noises(samples: Sequence[GpuSample]) -> tuple[str, ...]:
 
 
 def _steady(samples: Sequence[GpuSample]) -> list[GpuSample]:
-    return [now for before, now in pairwise(samples) if min(before.busy_percent, now.busy_percent) >= BUSY_PERCENT]
+    return [now for before, now in pairwise(samples) if _is_at_work(before) and _is_at_work(now)]
+
+
+def _is_at_work(sample: GpuSample) -> bool:
+    return sample.busy_percent >= BUSY_PERCENT or not sample.throttle & IDLE
 
 
 def summary(samples: Sequence[GpuSample]) -> Json:

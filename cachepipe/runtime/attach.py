@@ -2,7 +2,7 @@
 
 Attached by the wheel's `.pth` file (`runtime/pth.py`) or by `cachepipe.attach()`. Until `ready()` everything torch
 compiles is recorded; afterwards the recorder is out and only torch's own compile callback is left: a compile from
-then on is *late*, is recorded for its length alone, and is logged with its sizes.
+then on is *late* (`runtime/late.py`). What is told goes through `runtime/events.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 from cachepipe.domain.evidence import Work
 from cachepipe.importing import when_imported
 from cachepipe.runtime import backports
+from cachepipe.runtime.details import expected_graphs, tell_misses
+from cachepipe.runtime.events import say
+from cachepipe.runtime.late import LateCompile, LateWatch
 from cachepipe.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -27,20 +30,10 @@ if TYPE_CHECKING:
 _OF_WORKERS = ("new_files", "isa_probes", "compiler_queries", "compiler_runs", "ptxas_runs")
 """Counted by an audit hook, which no service gets."""
 
+__all__ = ("Attached", "LateCompile", "attach", "finish", "say", "state", "summary")
+
 QUIET_S = 60.0
 """Without a compile for so long a service that never says `ready()` is taken to be warm."""
-
-
-@dataclass
-class LateCompile:
-    """A compile after `ready()`."""
-
-    graph: str
-    sizes: dict[str, Any]
-    """Input → size."""
-    seconds: float
-    settings: tuple[str, ...] = ()
-    """Ambient settings that are not those of the first compile, in words: each makes torch trace again."""
 
 
 @dataclass
@@ -50,11 +43,11 @@ class Attached:
     recorder: Recorder
     began: float
     attempts: list[Attempt] = field(default_factory=list)
-    late: list[LateCompile] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     """Ambient torch settings at the first compile."""
     changed: tuple[str, ...] = ()
     """As `LateCompile.settings`, of the compile in progress."""
+    late_watch: LateWatch = field(init=False)
     is_ready: bool = False
     is_tried: bool = False
     """The attempt marks were made."""
@@ -62,6 +55,13 @@ class Attached:
     compiles_open: int = 0
     compiles_ended: int = 0
     ready_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.late_watch = LateWatch(self.recorder)
+
+    @property
+    def late(self) -> list[LateCompile]:
+        return self.late_watch.compiles
 
 
 _state: Attached | None = None
@@ -73,18 +73,27 @@ def state() -> Attached | None:
     return _state
 
 
-def attach() -> Attached:
-    """Attaches to this process, once; never raises because of the cache or torch's version."""
+def attach(*, strict: bool | None = None) -> Attached:
+    """Attaches to this process, once; never raises because of the cache or torch's version.
+
+    Args:
+        strict: a compile after `ready()` raises `LateCompileError` instead of compiling; None: as `CACHEPIPE_STRICT=1` says.
+    """
     global _state  # noqa: PLW0603
     with _lock:
+        if strict is not None and _state is not None:
+            _state.late_watch.is_strict = strict
         if _state is not None:
             return _state
-        _state = Attached(Recorder(), time.monotonic(), last_compile=time.monotonic())
+        explains = os.environ.get("CACHEPIPE_EXPLAIN") == "1"
+        _state = Attached(Recorder(explains), time.monotonic(), last_compile=time.monotonic())
+        if strict is not None:
+            _state.late_watch.is_strict = strict
     _state.recorder.start()
     backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), _torch_version())
     when_imported("torch._dynamo.callback", _watch_compiles)
     atexit.register(_at_exit)
-    os.register_at_fork(after_in_child=_start_timer)
+    os.register_at_fork(after_in_child=_after_fork)
     _start_timer()
     return _state
 
@@ -102,7 +111,11 @@ def finish(how: str) -> None:
     attached.recorder.stop()
     for attempt in attached.attempts:
         attempt.finish()
-    say("ready", how=how, **summary(attached))
+    try:
+        say("ready", how=how, **summary(attached), expected_graphs=expected_graphs())
+        tell_misses(attached)
+    except Exception as error:  # noqa: BLE001 - a service that is ready must not go down for want of a line
+        say("attach", problem=f"not told: {type(error).__name__}: {error}")
 
 
 def summary(attached: Attached) -> dict[str, Any]:
@@ -117,25 +130,9 @@ def summary(attached: Attached) -> dict[str, Any]:
         "bypasses": recorder.count("bypass"),
         "graph_breaks": sum(len(log.graph_breaks) for log in recorder.logs.values()),
         **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name not in _OF_WORKERS},
-        "late": len(attached.late),
+        "late": attached.late_watch.count,
         "seconds": round(attached.ready_s, 2),
     }
-
-
-def say(event: str, **facts: Any) -> None:
-    """Prints one logfmt line on stderr; a closed stderr must not hurt the service."""
-    words = " ".join(f"{name}={_quote(str(value))}" for name, value in facts.items())
-    try:
-        sys.stderr.write(f"cachepipe {event} {words}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
-
-
-def _quote(value: str) -> str:
-    if value and not any(character in value for character in ' "=\n\r\t\\'):
-        return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r") + '"'
 
 
 def _begin_attempts(attached: Attached) -> None:
@@ -193,32 +190,28 @@ def _on_compile_start(args: Any) -> None:
             f"{name}: {first.get(name)} to {here[name]}" for name in here if first.get(name) != here[name]
         )
     if attached.is_ready:
-        attached.recorder.start()
+        attached.late_watch.begin(args, attached.changed)
 
 
 def _on_compile_end(args: Any) -> None:
     attached = _state
     if attached is None:
         return
-    begin, attached.last_compile = attached.last_compile, time.monotonic()
+    attached.last_compile = time.monotonic()
     attached.compiles_open -= 1
     attached.compiles_ended += 1
-    if not attached.is_ready:
-        return
-    attached.recorder.stop()
-    log = attached.recorder.logs.get("-")
-    late = LateCompile(str(args.compile_id), dict(log.sizes) if log else {}, time.monotonic() - begin, attached.changed)
-    if len(attached.late) < 1000:
-        attached.late.append(late)
-    sizes = " ".join(f"{name}:{'x'.join(map(str, size))}" for name, size in late.sizes.items())
-    say(
-        "late_compile",
-        start=os.environ.get("CACHEPIPE_START_ID", "-"),
-        graph=late.graph,
-        inputs=sizes,
-        seconds=round(late.seconds, 2),
-        **({"settings": "; ".join(late.settings)} if late.settings else {}),
-    )
+    if attached.is_ready:
+        try:
+            attached.late_watch.end()
+        except Exception as error:  # noqa: BLE001 - it would end the call that was compiled for
+            say("attach", problem=f"late compile not told: {type(error).__name__}: {error}")
+
+
+def _after_fork() -> None:
+    attached = _state
+    if attached is not None:
+        attached.recorder.after_fork()
+    _start_timer()
 
 
 def _start_timer() -> None:

@@ -1,8 +1,8 @@
-"""Records what compiles do in this process: lookups per graph and layer, phases, breaks, recompiles, real work.
+"""Records what compiles do in this process and its compile workers: lookups, phases, breaks, recompiles, real work.
 
-While it records, torch's trace handler and the wrapped functions of `adapters/torch_work.py` are installed; `stop`
-takes them out again, so that a warm call afterwards runs none of our Python frames. Memory is bounded: the oldest events
-are dropped beyond `MAX_EVENTS` and counted.
+While it records, torch's trace handler, the wrapped functions of `adapters/torch_work.py` and `torch_tuning.py`, and a
+log for child processes are installed; `stop` takes them out again, so that a warm call afterwards runs none of our Python
+frames. Memory is bounded: events beyond `MAX_EVENTS` are dropped and counted.
 """
 
 from __future__ import annotations
@@ -10,29 +10,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
-from cachepipe.adapters.torch_trace import TraceHandler
+from cachepipe.adapters.torch_trace import NO_GRAPH, CompileFacts, TraceHandler
+from cachepipe.adapters.torch_tuning import TuningWatch
 from cachepipe.adapters.torch_work import WorkCounter, add_work
-from cachepipe.domain.evidence import Lookup, Phases, Work
+from cachepipe.domain.evidence import GraphEvidence, Lookup, Phases, TunedKernel, Work, WorkItem
+from cachepipe.runtime.childwork import ChildWork
+from cachepipe.runtime.graphlog import BucketLog, GraphLog, phases_of, total_phases
+
+__all__ = ["MAX_COMPONENTS", "MAX_EVENTS", "BucketLog", "Recorder", "phases_of"]
 
 MAX_EVENTS = 10_000
-"""Lookups, breaks and recompiles that are kept; a service that compiles more has a fault that these already show."""
+"""Of each kind that are kept; a service that compiles more has a fault that these already show."""
+MAX_COMPONENTS = 256
+"""Keys whose 640 components are kept, about 50 kB each since equal texts are shared."""
 
-
-@dataclass
-class BucketLog:
-    """What was recorded while one shape bucket (or no named one: `-`) was called."""
-
-    graphs: list[str] = field(default_factory=list)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    """Input sizes of the last graph."""
-    spans: dict[tuple[str, str], float] = field(default_factory=dict)
-    missed: set[str] = field(default_factory=set)
-    graph_breaks: list[str] = field(default_factory=list)
-    recompiles: list[str] = field(default_factory=list)
-    work: Work = field(default_factory=Work)
+_Item = tuple[str, str, str, str, str]
+"""kind, what, graph, shape bucket, process"""
 
 
 class Recorder:
@@ -42,11 +38,16 @@ class Recorder:
         self._lock = threading.Lock()
         self._trace = TraceHandler(self, with_components)
         self._counter = WorkCounter(self)
+        self._tuning = TuningWatch(self)
+        self._children = ChildWork()
         self._label = "-"
+        self._graph = ""
+        self._items: dict[_Item, int] = {}
         self._is_recording = False
         self.logs: dict[str, BucketLog] = {}
         self.lookups: list[Lookup] = []
         self.tuned_kernels: list[str] = []
+        self.tuned: list[TunedKernel] = []
         self.components: dict[str, dict[str, list[str]]] = {}
         self.dropped = 0
 
@@ -55,6 +56,8 @@ class Recorder:
         if not self._is_recording:
             self._is_recording = True
             self._counter.install()
+            self._tuning.install()
+            self._children.open()
             self._trace.install()
 
     def stop(self) -> None:
@@ -62,12 +65,21 @@ class Recorder:
         if self._is_recording:
             self._is_recording = False
             self._trace.uninstall()
+            self._tuning.uninstall()
             self._counter.uninstall()
+            self._take_children_work()
+            self._children.close()
+
+    def after_fork(self) -> None:
+        """In the child of a fork: its own compile workers report to it, not to the parent."""
+        self._children = ChildWork()
+        if self._is_recording:
+            self._children.open()
 
     @property
     def missing_names(self) -> list[str]:
         """Private names that this torch does not have: their work is not counted."""
-        return self._counter.missing
+        return [*self._counter.missing, *self._tuning.missing]
 
     @contextmanager
     def shape_bucket(self, label: str) -> Iterator[BucketLog]:
@@ -76,17 +88,58 @@ class Recorder:
         try:
             yield self._log()
         finally:
+            self._take_children_work()
             self._label = before
 
     def work(self) -> Work:
-        """Returns the work of all shape buckets."""
+        """Returns the work of all shape buckets, child processes included."""
+        self._take_children_work()
         return sum((log.work for log in self.logs.values()), Work())
 
     def count(self, outcome: str) -> int:
         return sum(lookup.outcome == outcome for lookup in self.lookups)
 
+    def phases(self) -> Phases:
+        """Returns the phases of every compile so far."""
+        with self._lock:
+            return total_phases(graph for log in self.logs.values() for graph in log.compiles.values())
+
+    def graphs(self) -> tuple[GraphEvidence, ...]:
+        """Returns what is known of every compile, in order."""
+        with self._lock:
+            compiles = [graph for log in self.logs.values() for graph in log.compiles.values()]
+        return tuple(graph.evidence() for graph in compiles if graph.graph != NO_GRAPH)
+
+    def work_items(self) -> tuple[WorkItem, ...]:
+        """Returns the work that was done, by name."""
+        with self._lock:
+            rows = sorted(self._items.items())
+        return tuple(WorkItem(kind, what, graph, label, n, process) for (kind, what, graph, label, process), n in rows)
+
+    def evidence(self) -> dict[str, Any]:
+        """Returns the fields of `EntryEvidence` that are known here alone."""
+        return {
+            "graphs": self.graphs(),
+            "work_items": self.work_items(),
+            "tuned": tuple(self.tuned),
+            "uncounted": tuple(self.missing_names),
+            "dropped": self.dropped,
+        }
+
     def _log(self) -> BucketLog:
         return self.logs.setdefault(self._label, BucketLog())
+
+    def _compile(self, graph: str) -> GraphLog:
+        """Returns the log of a compile; beyond the bound one that nobody sees."""
+        compiles = self._log().compiles
+        found = compiles.get(graph)
+        if found is None:
+            found = GraphLog(graph, self._label)
+            if len(compiles) < MAX_EVENTS:
+                compiles[graph] = found
+            else:
+                self.dropped += 1
+        return found
 
     def _append(self, events: list[Any], event: Any) -> None:
         if len(events) >= MAX_EVENTS:
@@ -94,40 +147,66 @@ class Recorder:
             return
         events.append(event)
 
+    def _add_work(self, kind: str, what: str, process: str) -> None:
+        log = self._log()
+        log.work = add_work(log.work, kind)
+        item = (kind, what, self._graph, self._label, process)
+        if item in self._items or len(self._items) < MAX_EVENTS:
+            self._items[item] = self._items.get(item, 0) + 1
+        else:
+            self.dropped += 1
+        if kind in ("tuning_runs", "triton_compiles") and what:
+            self._append(self.tuned_kernels, what)
+
+    def _take_children_work(self) -> None:
+        for kind, what in self._children.take():
+            with self._lock:
+                self._add_work(kind, what, "child")
+
     def on_work(self, field: str, what: str) -> None:
         with self._lock:
-            log = self._log()
-            log.work = add_work(log.work, field)
-            if field in ("tuning_runs", "triton_compiles") and what:
-                self._append(self.tuned_kernels, what)
+            self._add_work(field, what, "")
+
+    def on_tuned(self, kernel: TunedKernel) -> None:
+        with self._lock:
+            self._append(self.tuned, kernel)
 
     def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
         with self._lock:
             outcome = "hit" if is_hit else "miss"
-            self._append(self.lookups, Lookup(self._label, "", layer, outcome, key))
+            self._append(self.lookups, Lookup(self._label, self._graph, layer, outcome, key))
 
     def on_graph(self, graph: str, sizes: dict[str, Any]) -> None:
         with self._lock:
             log = self._log()
-            log.sizes = sizes
+            log.sizes = self._compile(graph).sizes = sizes
+            self._graph = graph
             if graph not in log.graphs:
                 self._append(log.graphs, graph)
 
     def on_lookup(self, graph: str, layer: str, outcome: str, key: str, reason: str) -> None:
         with self._lock:
             if outcome != "hit":
-                self._log().missed.add(graph)
+                self._compile(graph).missed.add(layer)
             self._append(self.lookups, Lookup(self._label, graph, layer, outcome, key, reason))
 
     def on_components(self, layer: str, key: str, components: dict[str, list[str]]) -> None:
         with self._lock:
-            if len(self.components) < 512:
-                self.components[f"{layer}/{key}"] = components
+            if len(self.components) < MAX_COMPONENTS:
+                shared = {intern(name): [intern(text) for text in pair] for name, pair in components.items()}
+                self.components[f"{layer}/{key}"] = shared
 
-    def on_span(self, graph: str, name: str, seconds: float) -> None:
+    def on_span(self, graph: str, kind: str, seconds: float, is_nested: bool) -> None:
         with self._lock:
-            spans = self._log().spans
-            spans[graph, name] = spans.get((graph, name), 0.0) + seconds
+            spans = self._compile(graph).spans
+            spans[kind, is_nested] = spans.get((kind, is_nested), 0.0) + seconds
+
+    def on_compiled(self, graph: str, facts: CompileFacts) -> None:
+        with self._lock:
+            log = self._compile(graph)
+            log.place, log.operators, log.failure = facts.place, facts.operators, facts.failure
+            log.recompile_reason = log.recompile_reason or facts.recompile_reason
+            self._graph = ""
 
     def on_graph_break(self, reason: str) -> None:
         with self._lock:
@@ -135,24 +214,5 @@ class Recorder:
 
     def on_recompile(self, graph: str, reason: str) -> None:
         with self._lock:
+            self._compile(graph).recompile_reason = reason
             self._append(self._log().recompiles, f"{graph}: {reason}")
-
-
-def phases_of(log: BucketLog, wall_s: float) -> Phases:
-    """Returns the phases of calls that took `wall_s` in all.
-
-    A graph that missed counts its whole backend time as compile; one that hit divides it into lookup and load.
-    """
-    trace = lookup = load = compile_s = 0.0
-    for graph in {graph for graph, _ in log.spans}:
-        whole = log.spans.get((graph, "entire_frame_compile"), 0.0)
-        backend = log.spans.get((graph, "backend_compile"), 0.0)
-        backward = log.spans.get((graph, "entire_backward_compile"), 0.0)
-        loading = min(log.spans.get((graph, "PyCodeCache.load_by_key_path"), 0.0), backend + backward)
-        trace += max(0.0, whole - backend)
-        if graph in log.missed:
-            compile_s += backend + backward
-        else:
-            load += loading
-            lookup += backend + backward - loading
-    return Phases(trace, lookup, load, compile_s, max(0.0, wall_s - trace - lookup - load - compile_s))

@@ -28,6 +28,7 @@ from cachepipe.domain.statement import EntryRecord, Statement, read_statement
 from cachepipe.errors import CachepipeError, UsageError
 from cachepipe.runtime import attach as attaching
 from cachepipe.runtime.calling import call, called, calling_context, compile_model, prepare
+from cachepipe.runtime.details import details, differing_settings
 from cachepipe.runtime.inputs import example_inputs
 
 WARMUP_CALLS = {"cpu": 1, "cuda": 3}
@@ -210,6 +211,7 @@ def report() -> dict[str, Any]:
         "artifacts": restored,
         "is_ready": attached.is_ready,
         **attaching.summary(attached),
+        **details(attached),
         "layers": layer_counts_of(recorder.lookups),
         "lookups": [asdict(lookup) for lookup in recorder.lookups if lookup.outcome != "hit"],
         "recompiles": [reason for log in recorder.logs.values() for reason in log.recompiles],
@@ -224,16 +226,7 @@ def report() -> dict[str, Any]:
 def setting_differences() -> list[str]:
     """Returns the ambient settings in which this process differs from the builder, in words (A14)."""
     attached = attaching.state()
-    if attached is None or not attached.settings:
-        return []
-    found: set[str] = set()
-    for statement in statements():
-        for record in statement.entries:
-            for name, built in record.environment.items():
-                here = attached.settings.get(name, "not set")
-                if here != built:
-                    found.add(f"{record.spec.id}: {name}: built {built}, called {here}")
-    return sorted(found)
+    return differing_settings(attached) if attached is not None else []
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""Shows evidence files: what `build --report` and `verify --report` left, as tables and as JSON.
+"""Shows evidence files: what `build --report` and `verify --report` left, as rows for every form of report.
 
-1 read every evidence file that is named, and all in folders that are named
+1 read every evidence file that is named, and all in folders that are named, with the summaries beside them
 2 put the steps of one entry beside each other
-3 give rows: per shape bucket, per step, per miss
+3 give rows: per shape bucket, per step, per compile, per search, per miss with its cause
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cachepipe.adapters.workdir import read_evidence
@@ -16,11 +17,15 @@ from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, hit_rate, layer_counts
 from cachepipe.domain.record import Json, to_json
 from cachepipe.errors import IntegrityError, UsageError
+from cachepipe.workflows.report_details import Details, details_of
 
 RESTORED_STEPS = ("verify", "prove")
 """Where the restored numbers are taken from: the first that is there."""
-_BARS = (("trace_s", "t"), ("lookup_s", "l"), ("load_s", "o"), ("compile_s", "C"), ("run_s", "r"))
-BAR_LEGEND = "first call: t trace · l lookup · o load · C compile · r run"
+_BARS = (
+    *(("trace_s", "t"), ("lookup_s", "l"), ("load_s", "o"), ("tune_s", "T"), ("compile_s", "C")),
+    *(("capture_s", "g"), ("run_s", "r")),
+)
+BAR_LEGEND = "first call: t trace · l lookup · o load · T tune · C compile · g graph capture · r run"
 BAR_CELLS = 24
 
 
@@ -38,6 +43,8 @@ class BucketRow:
     """cold ÷ restored; None where one of them found its graph ready because an earlier shape bucket shares it."""
     phases: Phases | None
     """Of the restored first call."""
+    cold_phases: Phases | None
+    eager_phases: Phases | None
     hits: Mapping[str, str]
     """Layer → `hits/lookups` in the restored process."""
     work: Work
@@ -67,6 +74,22 @@ class Report:
     steps: tuple[StepRow, ...]
     misses: tuple[str, ...]
     """Of restored processes, in words."""
+    details: Details = field(default_factory=Details)
+    summaries: tuple[Json, ...] = ()
+    """What `build` and `verify` summed up, where their documents lie beside the evidence."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Returns hits ÷ lookups of the restored processes; None without any."""
+        steps = [row for row in self.steps if row.step in RESTORED_STEPS]
+        counts = [counts for row in steps for counts in row.layers.values()]
+        whole = sum(sum(row.values()) for row in counts)
+        return sum(row["hit"] for row in counts) / whole if whole else None
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """Returns what the gates of a verification refused."""
+        return tuple(text for summary in self.summaries for text in summary.get("violations", ()))
 
 
 def report(paths: Sequence[Path]) -> Report:
@@ -80,7 +103,7 @@ def report(paths: Sequence[Path]) -> Report:
         IntegrityError: a named file that is no evidence.
     """
     # 1
-    evidences = [evidence for path in paths for evidence in _read(path)]
+    evidences = [evidence for path in paths for evidence in read_all(path)]
     if not evidences:
         raise UsageError("no evidence files: " + ", ".join(map(str, paths)), hint="name the folder of `build --report`")
     # 2
@@ -90,15 +113,33 @@ def report(paths: Sequence[Path]) -> Report:
     # 3
     rows = tuple(row for entry, steps in entries.items() for row in _bucket_rows(entry, steps))
     steps = tuple(_step_row(evidence) for found in entries.values() for evidence in found.values())
-    return Report(rows, steps, tuple(miss for evidence in evidences for miss in _misses(evidence)))
+    misses = tuple(miss for evidence in evidences for miss in _misses(evidence))
+    return Report(rows, steps, misses, details_of(entries, RESTORED_STEPS), _summaries(paths))
 
 
 def report_json(found: Report) -> Json:
     """Returns the document of `report --json`."""
-    return to_json(found)
+    whole = to_json(found)
+    return {**whole, "hit_rate": found.hit_rate, "violations": list(found.violations)}
 
 
-def _read(path: Path) -> list[EntryEvidence]:
+def _summaries(paths: Sequence[Path]) -> tuple[Json, ...]:
+    """Returns the documents of builds and verifications in the folders that were named."""
+    found = []
+    for folder in (path for path in paths if path.is_dir()):
+        for file in sorted([*folder.glob("build.*.json"), *folder.glob("verify.*.json")]):
+            try:
+                tree = json.loads(file.read_bytes())
+            except (OSError, ValueError):
+                continue
+            for kind in ("build", "verify"):
+                if isinstance(tree, dict) and isinstance(tree.get(kind), dict):
+                    found.append({"kind": kind, **tree[kind]})
+    return tuple(found)
+
+
+def read_all(path: Path) -> list[EntryEvidence]:
+    """Returns the evidence in a file, or in all files of a folder that hold some."""
     if path.is_dir():
         return [evidence for file in sorted(path.glob("*.json")) if (evidence := _try_read(file)) is not None]
     evidence = read_evidence(path)
@@ -132,7 +173,9 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketR
                 restored_s=_first(restored.get(label)),
                 eager_s=_first(eager.get(label)),
                 speedup=_speedup(cold.get(label), restored.get(label)),
-                phases=restored[label].phases if label in restored else None,
+                phases=_phases(restored.get(label)),
+                cold_phases=_phases(cold.get(label)),
+                eager_phases=_phases(eager.get(label)),
                 hits=_hits(evidence, label),
                 work=shown.work,
                 max_abs_diff=shown.max_abs_diff,
@@ -152,6 +195,10 @@ def _by_label(evidence: EntryEvidence | None) -> dict[str, BucketEvidence]:
 
 def _first(bucket: BucketEvidence | None) -> float | None:
     return None if bucket is None else bucket.first_call_s
+
+
+def _phases(bucket: BucketEvidence | None) -> Phases | None:
+    return None if bucket is None else bucket.phases
 
 
 def _speedup(cold: BucketEvidence | None, restored: BucketEvidence | None) -> float | None:
@@ -216,8 +263,8 @@ def phase_bar(phases: Phases, longest_s: float, cells: int = BAR_CELLS) -> str:
     if longest_s <= 0:
         return ""
     edge, bar = 0.0, ""
-    for field, letter in _BARS:
-        edge += parts[field]
+    for phase, letter in _BARS:
+        edge += parts[phase]
         bar += letter * (round(edge / longest_s * cells) - len(bar))
     return bar[:cells]
 

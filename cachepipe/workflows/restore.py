@@ -29,7 +29,7 @@ from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import WrittenFile, materialise
 from cachepipe.adapters.prefetch import Prefetched
-from cachepipe.adapters.store import Store, TrustChoice, open_store
+from cachepipe.adapters.store import Store, TrustChoice, open_store, view
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
 from cachepipe.domain.freshness import age_warning, check_floor, expiry
@@ -298,8 +298,8 @@ def _write_one(
 ) -> tuple[WrittenFile, ...]:
     sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
 
-    def fetch(digest: str) -> bytes:
-        data = store.get(pack_key(statement.artifact, digest), sizes[digest])
+    def fetch(digest: str) -> bytes | memoryview:
+        data = view(store, pack_key(statement.artifact, digest), sizes[digest])
         if data is None:
             raise IntegrityError(f"pack {digest[:12]}", "missing in the store", wanted=digest, found="nothing")
         return data

@@ -4,7 +4,7 @@
 2 compare   entry keys of manifest and artifact: has the source moved on
 3 prove     (prove) per entry: restored by the code that services use into an empty folder, every bucket, fresh process
 4 files     (with `--files`) SHA-256 of every restored file against the file table
-5 judge     the gates; (with `--explain`) say which component of a missed key differs
+5 judge     the gates; say of each miss which component of its key differs, and how to mend it
 
 No process here has built, and none that built is alive: what passes does so from the store alone.
 """
@@ -21,16 +21,16 @@ from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
-from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir, build_root, write_evidence
+from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import bucket_label
-from cachepipe.domain.evidence import EntryEvidence, Lookup, Phases, Work
-from cachepipe.domain.explain import explain_misses
+from cachepipe.domain.evidence import EntryEvidence, Lookup, OutsideFile, Phases, Work
+from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
 from cachepipe.domain.lock import read_lock
 from cachepipe.domain.manifest import Manifest
-from cachepipe.domain.record import sha256
+from cachepipe.domain.record import sha256, to_json
 from cachepipe.domain.statement import EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError
 from cachepipe.workflows.assemble import references
@@ -98,6 +98,9 @@ class VerifySummary:
     checked_files: int
     violations: tuple[str, ...]
     explanations: tuple[str, ...]
+    """Of every miss, with cause and fix."""
+    outside: tuple[str, ...] = ()
+    """Caches that the first calls filled and no artifact covers (H10), one line for each owner."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
     root_path = Path(request.cache_root, run.plan.name) if request.cache_root else Path(statement.root)
     buckets: list[VerifiedBucket] = []
     explanations: list[str] = []
+    outside: list[str] = []
     checked = 0
 
     def waits(path: Path) -> Callable[[], None]:
@@ -207,13 +211,13 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
         for number, record in enumerate(statement.entries):
             # 3
             entry = work.entry(Binding(record.key, f"verify {run.artifact.digest}", str(root_path)), is_fresh=True)
-            try:
-                evidence = prove_entry(shop, record.spec, entry, run.source, "verify", search_path=search_path)
-            except BuildError as error:
-                violations.append(str(error))
+            evidence, stopped = _proved(run, shop, record, entry, search_path)
+            if evidence is not None:
+                explanations += explanation_lines(record.spec.id, evidence.explanations, request.explains)
+                outside += outside_lines(record.spec.id, evidence.outside_files)
+            if stopped or evidence is None:
+                violations.append(stopped)
                 continue
-            if request.report is not None:
-                write_evidence(request.report, evidence)
             # 4
             if request.checks_files and number == 0:
                 table = read_file_table(run.store, statement)
@@ -222,11 +226,53 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
             # 5
             violations += judge(run.limits, record.spec, evidence, references(record))
             buckets += _rows(record, evidence)
-            if request.explains:
-                built = read_explain(run.store, run.artifact).get(record.spec.id, {})
-                explanations += explain_misses(record.spec.id, evidence, built)
     identity = (run.plan.name, run.plan.device, statement.artifact, run.artifact.digest, run.artifact.status)
-    return VerifySummary(*identity, tuple(buckets), checked, tuple(violations), tuple(explanations))
+    summary = VerifySummary(
+        *identity, tuple(buckets), checked, tuple(violations), tuple(explanations), tuple(dict.fromkeys(outside))
+    )
+    if request.report is not None:
+        write_json(request.report / f"verify.{run.plan.device}.json", {"verify": to_json(summary)})
+    return summary
+
+
+def _proved(
+    run: _Verification, shop: Shop, record: EntryRecord, entry: EntryDir, search_path: str
+) -> tuple[EntryEvidence | None, str]:
+    """Returns the evidence of one entry, its misses explained, and why its process stopped; empty: it did not.
+
+    A process that stopped has left evidence too, if it came to a lookup: without a compiler a miss is an error.
+    """
+    stopped = ""
+    try:
+        evidence: EntryEvidence | None = prove_entry(
+            shop, record.spec, entry, run.source, "verify", search_path=search_path
+        )
+    except BuildError as error:
+        stopped, evidence = str(error), entry.read_pending("verify")
+    if evidence is not None:
+        evidence = explained(run, record, evidence)
+        if run.request.report is not None:
+            write_evidence(run.request.report, evidence)
+    return evidence, stopped
+
+
+def explained(run: _Verification, record: EntryRecord, evidence: EntryEvidence) -> EntryEvidence:
+    """Returns the evidence with the cause of each miss; the builder's components are fetched only if there is one."""
+    if all(lookup.outcome == "hit" for lookup in evidence.lookups):
+        return evidence
+    built = read_explain(run.store, run.artifact).get(record.spec.id, {})
+    return replace(evidence, explanations=explain(evidence, built))
+
+
+def outside_lines(entry: str, files: Sequence[OutsideFile]) -> list[str]:
+    """Returns one line for each cache that was filled outside of the restored folder."""
+    owners: dict[str, list[OutsideFile]] = {}
+    for file in files:
+        owners.setdefault(file.owner, []).append(file)
+    return [
+        f"not covered: {entry}: {owner}: {len(found)} files, {sum(file.size_bytes for file in found)} bytes, e.g. {found[0].path}"
+        for owner, found in owners.items()
+    ]
 
 
 def stale_entries(plan: Plan, statement: Statement) -> tuple[str, ...]:

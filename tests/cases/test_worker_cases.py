@@ -111,6 +111,9 @@ def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_pa
     spec = spec_of("small")
     cold = run_job(spec, tmp_path, record_components=False)
     assert cold.work.native_builds >= 1 and cold.error == ""
+    builds = [item for item in cold.work_items if item.kind == "native_builds"]
+    assert sum(item.count for item in builds) == cold.work.native_builds and all(item.what for item in builds)
+    assert cold.graphs[0].graph in {item.graph for item in builds} and cold.file_sizes["native"].files >= 1
     plain = run_job(spec, tmp_path, "verify", record_components=False)
     explained = run_job(spec, tmp_path, "prove", record_components=True)
     for evidence in (plain, explained):
@@ -121,6 +124,7 @@ def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_pa
         parts = (phases.trace_s, phases.lookup_s, phases.load_s, phases.compile_s, phases.run_s)
         assert sum(parts) == pytest.approx(first.first_call_s, rel=0.01)
         assert phases.compile_s == 0.0 and phases.trace_s > 0.0
+    assert [(one.layer, one.key) for one in plain.lookups] == [(one.layer, one.key) for one in explained.lookups]
     assert len(explained.components) >= 5 and plain.components == {}
     assert explained.shape_buckets[0].is_close is True
 
@@ -156,3 +160,28 @@ def test_a_model_whose_outputs_nobody_can_look_into_does_not_pass_as_equal(tmp_p
 def test_a_factory_that_forks_does_not_make_a_second_worker(tmp_path: Path) -> None:
     evidence = run_job(spec_of("mm_forks"), tmp_path, "eager")
     assert evidence.error == "" and (tmp_path / "forks").read_text() == "child\nparent\n"
+
+
+def test_case_h10_files_of_caches_that_no_artifact_covers_are_named_with_their_owner(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("mm_writes_elsewhere"), tmp_path)
+    assert evidence.error == ""
+    found = {Path(file.path).relative_to(tmp_path).as_posix(): file for file in evidence.outside_files}
+    ours = {name for name in found if name.startswith("root/")}
+    assert ours == set() and "gone" not in found
+    assert "Triton" in found[".triton/cache/kernel.json"].owner and found[".triton/cache/kernel.json"].size_bytes == 2
+    assert "CUDA driver" in found[".nv/ComputeCache/1/k"].owner
+
+
+def test_case_m1_every_compile_has_its_place_phases_and_the_guard_that_failed(tmp_path: Path) -> None:
+    spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}))  # nothing to build by a C++ compiler
+    cold = run_job(spec, tmp_path)
+    assert [graph.shape_bucket for graph in cold.graphs] == ["batch=4", "batch=8"]
+    first, second = cold.graphs
+    assert "forward" in first.place and "case_models.py" in first.place and first.operators > 0
+    assert first.sizes == {"x": [4, 8]} and second.sizes == {"x": [8, 8]}
+    assert first.recompile_reason == "" and "size mismatch at index 0. expected 4, actual 8" in second.recompile_reason
+    assert first.phases.trace_s > 0 and first.phases.compile_s > 0 and first.phases.lookup_s == 0
+    assert cold.file_sizes["fxgraph"].size_bytes > 0 and "native" not in cold.file_sizes
+    restored = run_job(spec, tmp_path, "prove")
+    assert all(graph.phases.compile_s == 0 and graph.phases.load_s > 0 for graph in restored.graphs)
+    assert restored.dropped == 0 and restored.uncounted == ()

@@ -157,9 +157,9 @@ def test_kubernetes_restores_in_the_entrypoint_and_in_an_init_container() -> Non
     assert probes == ["/healthz", "/healthz"]
 
 
-def test_the_workflow_plans_builds_verifies_promotes_and_locks() -> None:
+def test_the_workflow_plans_builds_verifies_reports_promotes_and_locks() -> None:
     verbs = [words[1] for words in workflow_commands() if words[:1] == ["cachepipe"]]
-    assert verbs == ["plan", "build", "verify", "promote", "lock"]
+    assert verbs == ["plan", "build", "verify", "report", "promote", "lock"]
 
 
 def test_files_that_examples_name_exist() -> None:

@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.release import REPOSITORY, clean_environment
 
-ATTACH = 'import os; os.environ.get("CACHEPIPE_ATTACH") == "1" and __import__("cachepipe.runtime.pth")\n'
+ATTACH = (
+    'import os; (os.environ.get("CACHEPIPE_ATTACH") == "1" or "CACHEPIPE_WORK_LOG" in os.environ)'
+    ' and __import__("cachepipe.runtime.pth")\n'
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_attach_file_at_its_root(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
+        assert "cachepipe/adapters/templates/report.html.j2" in archive.namelist()
         assert archive.read("cachepipe-attach.pth").decode() == ATTACH
         assert "cachepipe/py.typed" in archive.namelist()
         assert not [name for name in archive.namelist() if name.startswith(("tests/", "ci/", "manifests/"))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -100,8 +101,21 @@ def test_a_refused_gate_is_exit_18_with_the_numbers_and_the_error_in_one_documen
     quickstart_release: Release, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir(mode=0o700)
-    code, document = verified(quickstart_release, tmp_path, "--min-speedup", "100000")
+    junit, report = str(tmp_path / "gates.xml"), str(tmp_path / "evidence")
+    code, document = verified(
+        quickstart_release, tmp_path, "--min-speedup", "100000", "--junit", junit, "--report", report
+    )
     assert code == 18
+    suites = {suite.get("name"): suite.get("failures") for suite in ElementTree.parse(junit).getroot()}
+    assert suites == {"encoder/float32/max-autotune": "0", "gates": "1"}
+    assert document["verifications"][0]["outside"] == []
+    done = run_cachepipe("explain", report)
+    assert done.returncode == 0 and done.stdout.startswith("encoder/float32/max-autotune · verify: "), done.stderr
+    page = tmp_path / "report.html"
+    assert (
+        run_cachepipe("report", report, "--html", str(page), "--against", quickstart_release.evidence).returncode == 0
+    )
+    assert "100000" in page.read_text() and "Compared with" in page.read_text()
     assert document["verifications"][0]["shape_buckets"]
     assert document["error"]["kind"] == "VerificationError"
     assert "100000" in document["error"]["message"]
@@ -114,3 +128,7 @@ def test_report_shows_the_evidence_of_a_build(quickstart_release: Release) -> No
         assert word in done.stdout
     tree = json.loads(run_cachepipe("report", quickstart_release.evidence, "--json").stdout)
     assert {step["step"] for step in tree["steps"]} >= {"tune", "prove", "eager"}
+    details = tree["details"]
+    assert len(details["tuned"]) >= 1 and all(row["kernel"]["baseline_ms"] > 0 for row in details["tuned"])
+    assert {row["step"] for row in details["compiles"]} == {"prove"} and details["sizes"]["native"]["files"] >= 3
+    assert details["explained"] == [] == tree["misses"]

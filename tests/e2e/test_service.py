@@ -74,6 +74,7 @@ def test_case_d1_a_user_without_a_passwd_entry_gets_full_hits(service: RunningSe
     assert found["misses"] == found["bypasses"] == 0, json.dumps(found, indent=1)
     assert found["hits"] > 0
     assert {name: found[name] for name in WORK} == dict.fromkeys(WORK, 0)
+    assert found["setting_differences"] == []
 
 
 @pytest.mark.slow
@@ -83,7 +84,8 @@ def test_case_l2_one_line_at_restore_and_one_at_ready_share_the_start_id(service
     (ready,) = [line for line in lines if line.startswith("cachepipe ready")]
     (begun,) = re.findall(r"\bstart=(\w+)", restored)
     assert f"start={begun}" in ready
-    assert re.search(r"\bhits=[1-9]", ready)
+    assert re.search(r"\bhits=[1-9]", ready) and "graphs=2" in ready and "expected_graphs=2" in ready
+    assert not [line for line in lines if line.startswith(("cachepipe miss", "cachepipe setting"))]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import torch
 from torch import nn
@@ -163,3 +164,29 @@ def mm_forks() -> nn.Module:
     with open(os.path.join(os.environ["HOME"], "forks"), "a", encoding="utf-8") as file:
         file.write("parent\n" if child else "child\n")
     return Product()
+
+
+class WritesElsewhere(Product):
+    """Keeps a cache of its own, as libraries with kernels of their own do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        leave_files()
+        return torch.mm(x, self.weight)
+
+
+@torch.compiler.disable
+def leave_files() -> None:
+    home = os.environ["HOME"]
+    os.makedirs(os.path.join(home, ".triton", "cache"), exist_ok=True)
+    with open(os.path.join(home, ".triton", "cache", "kernel.json"), "w", encoding="utf-8") as file:
+        file.write("{}")
+    subprocess.run(
+        ["sh", "-c", f"mkdir -p {home}/.nv/ComputeCache/1 && echo cubin > {home}/.nv/ComputeCache/1/k"], check=True
+    )
+    with open(os.path.join(home, "gone"), "w", encoding="utf-8"):
+        pass
+    os.unlink(os.path.join(home, "gone"))
+
+
+def mm_writes_elsewhere() -> nn.Module:
+    return WritesElsewhere()

@@ -46,6 +46,15 @@ def test_one_dip_and_a_moment_at_the_power_limit_disturb_nothing() -> None:
     assert noises([BUSY, changed(throttle=0x4), *[BUSY] * 20]) == ()
 
 
+def test_bursts_that_the_mean_load_does_not_show_are_looked_at_and_idle_dips_are_not() -> None:
+    burst = changed(busy_percent=0)
+    dip = changed(busy_percent=0, sm_mhz=345, throttle=0x1)
+    assert noises([*[burst] * 10, dip, dip, *[burst] * 10]) == ()
+    slow = changed(busy_percent=0, sm_mhz=1400)
+    assert noises([*[burst] * 10, *[slow] * 5]) == ("its clock moved: 1400 to 1980 MHz under load",)
+    assert summary([burst, burst, dip])["busy_samples"] == 1
+
+
 def test_the_summary_tells_the_clock_under_load_and_every_reason() -> None:
     found = summary([IDLE, BUSY, changed(sm_mhz=1965, throttle=0x4), IDLE])
     assert found["samples"] == 4 and found["busy_samples"] == 1

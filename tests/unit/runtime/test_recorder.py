@@ -69,6 +69,53 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder: Recorder, mo
     assert len(recorder.lookups) == 3 and recorder.dropped == 2
 
 
+def test_compiles_names_of_work_and_components_are_bounded_too(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_EVENTS", 3)
+    monkeypatch.setattr(module, "MAX_COMPONENTS", 3)
+    for number in range(5):
+        trace(graph=number, dynamo_output_graph={"sizes": {}})
+        recorder.on_work("benchmarks", f"kernel {number}")
+        recorder.on_components("fxgraph", str(number), {"a": ["1", "x"]})
+        recorder.on_graph_break("reason")
+    assert len(recorder.graphs()) == len(recorder.work_items()) == len(recorder.components) == 3
+    assert recorder.work().benchmarks == 5 and recorder.dropped >= 4
+    assert len(recorder.logs["-"].graph_breaks) == 3
+
+
+def test_case_h7_capture_and_run_time_tuning_are_phases_of_the_graph_that_they_name(recorder: Recorder) -> None:
+    for name, begin in (("CUDAGraphNode.record", 5.0), ("CachingAutotuner.benchmark_all_configs", 6.0)):
+        for phase, stamp in (("B", begin), ("E", begin + 0.5)):
+            event = {"name": name, "ts": stamp * 1e6, "ph": phase, "args": {"compile_id": "3/0"}}
+            logging.getLogger(TRACE_LOGGER).debug(
+                "", extra={"metadata": {"chromium_event": {}}, "payload": json.dumps(event)}
+            )
+    (graph,) = recorder.graphs()
+    assert graph.graph == "3/0" and graph.phases.capture_s == graph.phases.tune_s == pytest.approx(0.5)
+    assert graph.phases.compile_s == 0.0
+
+
+def test_a_section_within_one_of_its_own_kind_is_counted_once(recorder: Recorder) -> None:
+    events = [("bmm_template_autotuning", "B", 1.0), ("CachingAutotuner.benchmark_all_configs", "B", 1.2)]
+    events += [("CachingAutotuner.benchmark_all_configs", "E", 1.4), ("bmm_template_autotuning", "E", 2.0)]
+    trace({"name": "backend_compile", "ts": 0, "ph": "B"}, chromium_event={})
+    for name, phase, stamp in events:
+        trace({"name": name, "ts": stamp * 1e6, "ph": phase}, chromium_event={})
+    trace({"name": "backend_compile", "ts": 3e6, "ph": "E"}, chromium_event={})
+    trace({"key": "k"}, artifact={"name": "fx_graph_cache_miss"})
+    (graph,) = recorder.graphs()
+    assert graph.phases.tune_s == pytest.approx(1.0) and graph.phases.compile_s == pytest.approx(2.0)
+
+
+def test_the_end_of_a_compile_names_its_place_and_why_no_cuda_graph_is_captured(recorder: Recorder) -> None:
+    facts = {"co_name": "forward", "co_filename": "/srv/m.py", "co_firstlineno": 3, "graph_op_count": 7}
+    trace(compilation_metrics={**facts, "cudagraph_skip_reason": "mutated inputs", "recompile_reason": "guard"})
+    (graph,) = recorder.graphs()
+    assert (graph.place, graph.operators, graph.failure) == ("forward (/srv/m.py:3)", 7, "mutated inputs")
+    assert graph.recompile_reason == "guard"
+
+
 def test_a_foreign_or_broken_event_is_passed_over(recorder: Recorder) -> None:
     trace("not json", chromium_event={})
     trace({"name": "backend_compile", "ph": "E", "ts": 1}, chromium_event={})

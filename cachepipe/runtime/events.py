@@ -1,0 +1,64 @@
+"""What a service process tells: one logfmt line per event on stderr, and the same as JSON lines where a file is named.
+
+    cachepipe ready how=ready start=5f… digest=9f… graphs=2 expected_graphs=2 hits=6 misses=0 … seconds=1.42
+    {"digest": "9f…", "event": "ready", "graphs": 2, …, "pid": 12, "time": "2026-01-31T12:00:00.123Z"}
+
+`CACHEPIPE_EVENTS=FILE` names the file; every process of the service appends whole lines to it. Two events are in the file
+alone, since they are no talk: `evidence` (everything that was recorded, at `ready`) and `compile` (one per compile).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+VARIABLE = "CACHEPIPE_EVENTS"
+MAX_FILE_BYTES = 64 << 20
+"""Beyond it nothing is appended: a service that compiles for ever must not fill a disk."""
+
+_has_failed = False
+
+
+def say(event: str, **facts: Any) -> None:
+    """Prints one logfmt line on stderr, and appends the event to the file; neither failing hurts the service."""
+    words = " ".join(f"{name}={_quote(str(value))}" for name, value in facts.items())
+    _print(f"cachepipe {event} {words}\n")
+    note(event, **facts)
+
+
+def note(event: str, **facts: Any) -> None:
+    """Appends an event to the file of `CACHEPIPE_EVENTS`, if one is named."""
+    global _has_failed  # noqa: PLW0603
+    path = os.environ.get(VARIABLE)
+    if not path or _has_failed:
+        return
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    row = {"event": event, "time": now, "pid": os.getpid(), **facts}
+    try:
+        data = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(fd).st_size < MAX_FILE_BYTES:
+                os.write(fd, data)  # one call: lines of several processes do not mix
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, TypeError) as error:
+        _has_failed = True
+        _print(f"cachepipe events problem={_quote(f'{path}: {error}')}\n")
+
+
+def _print(line: str) -> None:
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _quote(value: str) -> str:
+    if value and not any(character in value for character in ' "=\n\r\t\\'):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r") + '"'

@@ -1,0 +1,109 @@
+"""Compiles after `ready()`: logged with shape, guard and place of the call, or refused in strict mode.
+
+Until a service is ready nothing here acts. Afterwards torch's compile callback is the only thing of ours that is left, so a
+warm call runs none of our frames.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cachepipe.runtime.events import say
+from cachepipe.runtime.recorder import Recorder
+
+MAX_LATE = 1_000
+"""That are kept; further ones are counted and logged."""
+
+
+@dataclass
+class LateCompile:
+    """A compile after `ready()`."""
+
+    graph: str
+    sizes: dict[str, Any]
+    """Input → size."""
+    seconds: float
+    settings: tuple[str, ...] = ()
+    """Ambient settings that are not those of the first compile, in words: each makes torch trace again."""
+    place: str = ""
+    """What was compiled: function, file and line."""
+    call_site: str = ""
+    """The call that needed it, outside of torch."""
+    reason: str = ""
+    """The guard that failed."""
+    outcome: str = "compiled"
+    """`compiled`, `hit` (everything came from the cache), or `refused` in strict mode."""
+
+
+class LateWatch:
+    """Sees late compiles through torch's start and end callbacks."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._open: LateCompile | None = None
+        self._began = 0.0
+        self._lookups = 0
+        self.is_strict = os.environ.get("CACHEPIPE_STRICT", "").lower() in ("1", "true", "yes", "on")
+        self.compiles: list[LateCompile] = []
+        self.count = 0
+        self.seconds = 0.0
+        self.captures = 0
+
+    def begin(self, args: Any, changed: tuple[str, ...]) -> None:
+        """At the start callback.
+
+        Raises:
+            LateCompileError: in strict mode; torch passes it on as it is.
+        """
+        from cachepipe.adapters.torch_compiling import CAPTURES, compiling, late_compile_error
+
+        if args.callback_trigger.name in CAPTURES:
+            self.captures += 1
+            return
+        what = compiling()
+        self._began, self._lookups = time.monotonic(), len(self._recorder.lookups)
+        self._open = LateCompile(
+            str(args.compile_id), dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason
+        )
+        if self.is_strict:
+            self._open.outcome = "refused"
+            raise late_compile_error(what)
+        self._recorder.start()
+
+    def end(self) -> None:
+        """At the end callback, which torch also calls after `begin` has raised."""
+        late, self._open = self._open, None
+        if late is None:
+            return
+        if late.outcome != "refused":
+            self._recorder.stop()
+            late.seconds = time.monotonic() - self._began
+            seen = self._recorder.lookups[self._lookups :]
+            late.outcome = "hit" if seen and all(one.outcome == "hit" for one in seen) else "compiled"
+            log = self._recorder.logs.get("-")
+            late.sizes = late.sizes or (dict(log.sizes) if log else {})
+        self.count += 1
+        self.seconds += late.seconds
+        if len(self.compiles) < MAX_LATE:
+            self.compiles.append(late)
+        _tell(late, say)
+
+
+def _tell(late: LateCompile, tell: Callable[..., None]) -> None:
+    sizes = " ".join(f"{name}:{'x'.join(map(str, size))}" for name, size in late.sizes.items())
+    facts = {
+        "start": os.environ.get("CACHEPIPE_START_ID", "-"),
+        "graph": late.graph,
+        "inputs": sizes,
+        "seconds": round(late.seconds, 2),
+        "outcome": late.outcome,
+        "place": late.place,
+        "call_site": late.call_site,
+        "reason": late.reason,
+        "settings": "; ".join(late.settings),
+    }
+    tell("late_compile", **{name: value for name, value in facts.items() if value != ""})

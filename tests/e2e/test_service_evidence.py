@@ -1,0 +1,98 @@
+"""What a running service tells: late compiles, strict mode, JSON lines, metrics; each script is a real process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.test_attach import ready_lines, run
+
+WARM = """
+x = torch.ones(4, 8)
+def ask(size, grad=False):
+    with torch.inference_mode(not grad):
+        return model(torch.ones(size, 8))
+serve()
+cachepipe.ready()
+"""
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def late_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile")]
+
+
+def test_case_f11_l2_a_late_compile_tells_shape_guard_and_call_in_logfmt_json_and_metrics(tmp_path: Path) -> None:
+    body = f"""{WARM}
+from prometheus_client import CollectorRegistry, generate_latest
+registry = CollectorRegistry()
+cachepipe.register_metrics(registry)
+def handle_request():
+    return ask(5)
+handle_request()
+ask(4)
+found = cachepipe.report()
+assert found["late"] == 1 and found["late_compiles"][0]["sizes"] == {{"x": [5, 8]}}, found["late_compiles"]
+print(generate_latest(registry).decode())
+"""
+    done = run(tmp_path, body, CACHEPIPE_EVENTS=str(tmp_path / "events.jsonl"))
+    assert done.returncode == 0, done.stderr
+    (line,) = late_lines(done)
+    assert "inputs=x:5x8" in line and "outcome=compiled" in line and "start=start1" in line
+    assert "service.py:" in line and "in ask" in line and "case_models.py" in line
+    assert "size mismatch at index 0. expected 4, actual 5" in line
+    rows = {row["event"]: row for row in events(tmp_path / "events.jsonl")}
+    assert set(rows) >= {"ready", "compile", "evidence", "late_compile"}
+    assert rows["ready"]["start"] == rows["late_compile"]["start"] == "start1"
+    assert rows["compile"]["phases"]["trace_s"] > 0 and "case_models.py" in rows["compile"]["place"]
+    assert rows["evidence"]["settings"]["grad mode"] == "inference_mode"
+    metrics = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line and line[0] != "#")
+    assert metrics["cachepipe_late_compiles_total"] == "1.0" and metrics["cachepipe_ready"] == "1.0"
+    assert metrics['cachepipe_lookups_total{layer="aotautograd",outcome="miss"}'] == "2.0"
+    assert float(metrics['cachepipe_phase_seconds_total{phase="trace"}']) > 0
+    assert float(metrics["cachepipe_late_compile_seconds_total"]) > 0
+
+
+def test_strict_mode_raises_a_clear_error_that_torch_neither_wraps_nor_hides(tmp_path: Path) -> None:
+    body = f"""{WARM}
+from cachepipe.errors import LateCompileError
+import torch._dynamo
+def refused(hides, size, **settings):
+    torch._dynamo.config.suppress_errors = hides
+    try:
+        ask(size, **settings)
+    except LateCompileError as error:
+        assert type(error).__name__ == "LateCompileError"
+        return str(error)
+    raise AssertionError("it was compiled, or ran eager")
+for hides in (False, True):
+    text = refused(hides, 5)
+    assert "compile after `ready()`: forward (" in text and "x 5×8" in text, text
+    assert "in ask" in text and "size mismatch" in text and "TORCHDYNAMO_VERBOSE" not in text, text
+text = refused(False, 4, grad=True)
+assert "x 4×8" in text, text
+torch._dynamo.config.suppress_errors = False
+assert ask(4).shape == (4, 8)  # what is warm goes on
+assert [late["outcome"] for late in cachepipe.report()["late_compiles"]] == ["refused"] * 3
+cachepipe.attach(strict=False)
+ask(5)
+assert cachepipe.report()["late_compiles"][-1]["outcome"] == "compiled"
+"""
+    done = run(tmp_path, body, CACHEPIPE_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert len(late_lines(done)) == 4
+
+
+def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_one_line(tmp_path: Path) -> None:
+    file, root = str(tmp_path / "absent" / "events.jsonl"), str(tmp_path / "root")
+    done = run(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=file, CACHEPIPE_ROOT=root)
+    missed = [line for line in done.stderr.splitlines() if line.startswith("cachepipe miss ")]
+    assert ["layer=aotautograd" in missed[0], "layer=fxgraph" in missed[1]] == [True, True], done.stderr
+    assert all("inputs=x:4x8" in line and "case_models.py" in line and "reason=full_miss" in line for line in missed)
+    assert done.returncode == 0 and len(ready_lines(done)) == 1
+    assert len([line for line in done.stderr.splitlines() if line.startswith("cachepipe events problem=")]) == 1

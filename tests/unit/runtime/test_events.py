@@ -1,0 +1,59 @@
+"""Events: one logfmt line each, whole JSON lines in a bounded file, and nothing that hurts a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cachepipe.runtime import events
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(events.VARIABLE, str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr(events, "_has_failed", False)
+    return tmp_path / "events.jsonl"
+
+
+def test_an_event_is_one_logfmt_line_and_one_json_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events.say("late_compile", graph="0/1", reason='tensor "x"\nsize = 5', seconds=1.5)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cachepipe late_compile graph=0/1 ")
+    assert shlex.split(line)[-1] == "seconds=1.5"
+    (row,) = [json.loads(text) for text in file.read_text().splitlines()]
+    assert row["event"] == "late_compile" and row["reason"] == 'tensor "x"\nsize = 5' and row["pid"] == os.getpid()
+    assert row["time"].endswith("Z") and len(row["time"]) == 24
+
+
+def test_a_note_is_no_talk_and_may_hold_what_json_does_not_know(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events.note("evidence", settings={"device": Path("/x")}, text="\ud800")
+    assert capsys.readouterr().err == ""
+    assert json.loads(file.read_text())["settings"] == {"device": "/x"}
+
+
+def test_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_FILE_BYTES", 300)
+    for _ in range(100):
+        events.note("compile", place="x" * 50)
+    assert file.stat().st_size < 600
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_a_file_that_cannot_be_written_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(events.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(events, "_has_failed", False)
+    for _ in range(3):
+        events.note("ready")
+    assert len([line for line in capsys.readouterr().err.splitlines() if "events problem=" in line]) == 1
+
+
+def test_a_closed_stderr_is_no_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    events.say("ready", hits=1)
+    assert json.loads(file.read_text())["hits"] == 1

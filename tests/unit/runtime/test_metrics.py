@@ -1,0 +1,72 @@
+"""Metrics: names that the dashboard asks for exist, a scrape never compiles or raises, no client is no crash."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from cachepipe.errors import UsageError
+from cachepipe.runtime import attach as attaching
+from cachepipe.runtime import metrics
+from cachepipe.runtime.attach import Attached
+from cachepipe.runtime.late import LateCompile
+from cachepipe.runtime.recorder import Recorder
+from tests.support.release import REPOSITORY
+
+DASHBOARD = REPOSITORY / "ci" / "grafana" / "cachepipe.json"
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attached]:
+    made = Attached(Recorder(), 0.0)
+    monkeypatch.setattr(attaching, "_state", made)
+    return made  # type: ignore[return-value]
+
+
+def scraped() -> str:
+    registry = CollectorRegistry()
+    metrics.register_metrics(registry)
+    return generate_latest(registry).decode()
+
+
+def test_every_metric_of_the_dashboard_is_given(attached: Attached) -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"\bcachepipe_\w+", query)}
+    given = {re.split(r"[{ ]", line)[0] for line in scraped().splitlines() if not line.startswith("#")}
+    assert len(asked) >= 12 and asked <= given, asked - given
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+
+
+def test_counts_are_those_of_the_recorder(attached: Attached) -> None:
+    attached.recorder.on_work("triton_compiles", "k")
+    attached.recorder.on_lookup("0/0", "fxgraph", "miss", "f", "full_miss")
+    attached.recorder.on_span("0/0", "frame", 1.5, False)
+    attached.late_watch.count, attached.late_watch.seconds = 3, 4.5
+    attached.late_watch.compiles.append(LateCompile("0/1", {}, 1.5))
+    text = scraped()
+    for line in (
+        'cachepipe_work_total{kind="triton_compiles"} 1.0',
+        'cachepipe_lookups_total{layer="fxgraph",outcome="miss"} 1.0',
+        'cachepipe_lookups_total{layer="native",outcome="hit"} 0.0',
+        'cachepipe_phase_seconds_total{phase="trace"} 1.5',
+        "cachepipe_late_compiles_total 3.0",
+        "cachepipe_late_compile_seconds_total 4.5",
+        "cachepipe_ready 0.0",
+    ):
+        assert line in text.splitlines(), text
+    assert 'outcome="cold"' in text
+
+
+def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError) as caught:
+        metrics.register_metrics()
+    assert "cachepipe[prometheus]" in caught.value.hint

@@ -1,0 +1,185 @@
+"""The doctor: every finding that costs a warm start is a verdict with an advice, and nothing that is found ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachepipe.adapters.local_store import LocalStore
+from cachepipe.adapters.mounts import mount_of
+from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
+from cachepipe.domain.defects import DEFECTS, defects_of
+from cachepipe.domain.index import parse_timestamp
+from cachepipe.runtime import attempts, backports
+from cachepipe.workflows import doctor as module
+from cachepipe.workflows.doctor import DoctorRequest, doctor
+from cachepipe.workflows.doctor_store import store_checks
+from cachepipe.workflows.fetch import newest
+from tests.support.restoring import publish_release
+
+NOW = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
+
+
+def found(checks: Any, name: str, verdict: str | None = None) -> list[Check]:
+    return [check for check in checks if check.name == name and verdict in (None, check.verdict)]
+
+
+def examine(tmp_path: Path, environment: dict[str, str] | None = None, **changes: Any) -> Checkup:
+    root = tmp_path / "cache"
+    root.mkdir(mode=0o700, exist_ok=True)
+    words = {"PATH": os.environ["PATH"], **(environment or {})}
+    return doctor(DoctorRequest(cache_root=str(root), environment=words, **changes), NOW)
+
+
+def test_a_usable_machine_passes_and_torch_is_never_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from datetime import datetime, timezone\n"
+        "from cachepipe.workflows.doctor import DoctorRequest, doctor\n"
+        f"checkup = doctor(DoctorRequest(cache_root={str(tmp_path / 'absent')!r}), datetime.now(timezone.utc))\n"
+        "assert checkup.is_healthy, checkup.failures\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    steering = ("TORCH", "TRITON", "CACHEPIPE", "CXX", "LOG_TLPARSE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("TORCH_COMPILE_DEBUG", FAIL),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", FAIL),
+        ("TORCHDYNAMO_DISABLE", FAIL),
+        ("LOG_TLPARSE", FAIL),
+        ("CXX", WARN),
+        ("CACHEPIPE_DISABLE", FAIL),
+    ],
+)
+def test_a_variable_that_loses_every_entry_is_named_with_what_to_do(tmp_path: Path, name: str, verdict: str) -> None:
+    (check,) = found(examine(tmp_path, {name: "1"}).checks, name)
+    assert check.verdict == verdict and check.advice
+    assert found(examine(tmp_path, {name: ""}).checks, name) == []
+
+
+def test_a_folder_that_others_can_write_is_not_used_and_the_install_line_is_given(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache").chmod(0o777)
+    (check,) = found(examine(tmp_path).checks, "restores go to")
+    assert check.verdict in (WARN, FAIL) and "writable by others" in check.value
+    assert "install -d -m 0700" in check.advice or "--dest" in check.advice
+
+
+def test_the_mount_of_a_folder_that_is_not_there_yet_is_its_parents(tmp_path: Path) -> None:
+    mount = mount_of(str(tmp_path / "not" / "there"))
+    assert mount.path == str(tmp_path) and mount.size_bytes > 0 and not mount.is_read_only
+
+
+def test_the_longest_mount_point_wins_and_blanks_in_it_are_read(tmp_path: Path) -> None:
+    info = tmp_path / "mountinfo"
+    (tmp_path / "a b").mkdir()
+    rows = ["1 0 8:1 / / rw - ext4 /dev/x rw", f"2 1 0:5 / {tmp_path}/a\\040b rw - nfs4 host:/x rw"]
+    info.write_text("\n".join(rows) + "\n")
+    assert mount_of(str(tmp_path / "a b" / "c"), str(info)).kind == "nfs4"
+    assert mount_of(str(tmp_path), str(info)).kind == "ext4"
+    assert mount_of(str(tmp_path), str(tmp_path / "absent")).kind == "unknown"
+
+
+def test_a_tmpfs_and_a_read_only_noexec_network_mount_are_findings() -> None:
+    mount = module.Mount("/x", "/x", "tmpfs", True, True, True, 1 << 30, 1 << 20, 5)
+    verdicts = {check.value: check.verdict for check in module._mount("cache root", mount)}
+    assert verdicts["read-only"] == verdicts["noexec"] == verdicts["network file system"] == WARN
+    assert verdicts["little room"] == WARN and verdicts["tmpfs of 1.0 GiB"] == NOTE
+
+
+def test_the_defects_of_a_version_name_their_back_port_and_every_back_port_has_a_defect() -> None:
+    assert {defect.backport for defect in defects_of((2, 11))} >= {"tuning-record"}
+    assert {defect.backport for defect in defects_of((2, 13))} >= {"isa-probe"}
+    assert defects_of((2, 99)) == ()
+    known = {backport.name for backport in backports.TABLE}
+    assert {defect.backport for defect in DEFECTS} - {""} <= known
+
+
+def test_an_absent_store_an_empty_one_and_a_foreign_scheme_are_told_apart(tmp_path: Path) -> None:
+    (none,) = store_checks(None, (), "stable", NOW, False)
+    assert none.verdict == NOTE
+    (foreign,) = store_checks("gs://bucket", (), "stable", NOW, False)
+    assert foreign.verdict == FAIL and "gs://" in foreign.value
+    empty = store_checks(f"file://{tmp_path}", ("encoder",), "stable", NOW, True)
+    assert [check.verdict for check in found(empty, f"file://{tmp_path}")] == [WARN]
+    assert found(empty, "encoder@stable", FAIL)
+    assert "a second creation is refused" in found(empty, "conditions")[0].value
+    assert list(LocalStore(str(tmp_path)).list("v1/probes")) == []
+
+
+def test_a_store_that_ignores_conditions_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(LocalStore, "put_if_absent", lambda self, key, data: True)
+    (check,) = found(store_checks(f"file://{tmp_path}", (), "stable", NOW, True), "conditions")
+    assert check.verdict == FAIL and "--single-writer" in check.advice
+
+
+def test_a_section_that_breaks_or_hangs_is_a_failed_check_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(request: DoctorRequest) -> list[Check]:
+        raise OSError(5, "Input/output error", "/mnt/x")
+
+    monkeypatch.setattr(module, "_folders", broken)
+    checks = examine(tmp_path).checks
+    assert any(check.section == "folders" and check.verdict == FAIL and "/mnt/x" in check.value for check in checks)
+    assert any(check.section == "store" for check in checks)
+
+
+def test_starts_that_died_with_what_is_restored_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cachepipe.domain.marker import FORMAT, Marker, marker_bytes
+
+    digest = "d" * 64
+    folder = tmp_path / "cache" / "encoder"
+    (folder / ".cachepipe").mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache").chmod(0o700)
+    marker = Marker(
+        FORMAT, ("encoder",), (digest,), str(folder), "h", "stable", 1, "", "unsigned", 0, {}, "", False, ()
+    )
+    (folder / ".cachepipe" / "marker.json").write_bytes(marker_bytes(marker))
+    state = str(tmp_path / "cache" / ".state")
+    assert found(examine(tmp_path).checks, "starts", OK)
+    for number in range(2):
+        attempt = attempts.begin(state, digest, f"start{number}")
+        assert attempt._handle is not None
+        os.close(attempt._handle)  # as the kernel does for a process that dies
+    (check,) = found(examine(tmp_path).checks, "encoder", FAIL)
+    assert check.section == "quarantine" and "2 starts" in check.value
+    restored = found(examine(tmp_path).checks, "restored encoder")
+    assert any("dddddddddddd" in one.value for one in restored)
+
+
+def test_an_expired_channel_fails_and_one_that_expires_soon_warns(tmp_path: Path) -> None:
+    published = publish_release(tmp_path)
+    url = published.store.url
+    index = newest(published.store, "demo", "stable")
+    assert index is not None
+    expires = parse_timestamp(index.index.expires_at, "expires_at")
+    for now, verdict in ((expires - timedelta(days=9), OK), (expires - timedelta(days=1), WARN), (expires, FAIL)):
+        checks = store_checks(url, ("demo",), "stable", now, False)
+        assert [
+            check.verdict for check in checks if check.name.startswith("demo@stable") and "expire" in check.value
+        ] == [verdict]
+
+
+def test_the_command_exits_with_18_and_prints_one_document(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "cachepipe", "doctor", "--json", "--cache-root", str(tmp_path / "cache")]
+    env = {**os.environ, "TORCH_COMPILE_DEBUG": "1"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    document = json.loads(done.stdout)
+    assert done.returncode == 18 and document["healthy"] is False
+    assert any(check["name"] == "TORCH_COMPILE_DEBUG" and check["verdict"] == FAIL for check in document["checks"])

@@ -1,0 +1,116 @@
+"""JUnit, Markdown and comparison of one release's evidence: what CI reads must be well-formed and say the same as the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from cachepipe.adapters.html_page import render_page
+from cachepipe.workflows.explaining import explain_files
+from cachepipe.workflows.report import Report, report, report_json
+from cachepipe.workflows.report_compare import compare
+from cachepipe.workflows.report_junit import report_junit
+from cachepipe.workflows.report_markdown import report_markdown
+from cachepipe.workflows.report_page import report_page
+from tests.support.evidence_files import ATTACK, EAGER, ENTRIES, SHAPES, evidence, write_release
+from tests.support.evidence_files import write_evidence as write
+
+
+@pytest.fixture
+def missed(tmp_path: Path) -> Report:
+    return report([write_release(tmp_path / "now")])
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Report:
+    return report([write_release(tmp_path / "before", has_misses=False, factor=1.5)])
+
+
+def test_junit_has_a_case_per_shape_bucket_and_one_per_refusal(missed: Report) -> None:
+    root = ElementTree.fromstring(report_junit(missed))
+    suites = {suite.get("name"): suite for suite in root}
+    assert set(suites) == {*ENTRIES, "gates"}
+    assert [int(suites[name].get("tests", "")) for name in ENTRIES] == [len(SHAPES)] * 2
+    assert [suites[name].get("failures") for name in (*ENTRIES, "gates")] == ["0", "1", "1"]
+    (failure,) = suites[ENTRIES[1]].iter("failure")
+    text = failure.text or ""
+    assert (
+        "aotautograd: 0/1 hit" in text and "attribute renamed: encoder → enc → build again" in text and ATTACK in text
+    )
+    assert root.get("failures") == "2" and root.get("tests") == "7"
+
+
+def test_junit_of_a_warm_release_passes_and_without_a_restored_process_proves_nothing(
+    whole: Report, tmp_path: Path
+) -> None:
+    root = ElementTree.fromstring(report_junit(whole))
+    assert root.get("failures") == root.get("skipped") == "0"
+    write(tmp_path / "only", evidence(ENTRIES[0], "eager", EAGER))
+    root = ElementTree.fromstring(report_junit(report([tmp_path / "only"])))
+    assert root.get("skipped") == root.get("tests") == "3"
+
+
+def test_junit_survives_characters_that_no_xml_may_hold(tmp_path: Path) -> None:
+    write(tmp_path, evidence(ENTRIES[0], "verify", EAGER, error="bad \x00\x1b[2J\ufffe <&>\"'"))
+    root = ElementTree.fromstring(report_junit(report([tmp_path])))
+    assert "\N{REPLACEMENT CHARACTER}" in (next(root.iter("failure")).text or "")
+
+
+def test_markdown_says_verdict_causes_and_fixes_and_evidence_cannot_leave_its_cell(
+    missed: Report, whole: Report
+) -> None:
+    text = report_markdown(missed, whole)
+    assert text.startswith("## ❌ text-encoder: not warm")
+    assert "**attribute renamed: encoder → enc**" in text and "→ build again: the names of attributes" in text
+    assert "<script>" not in text and "&lt;script&gt;" in text and r"no \| pipe \* star" in text
+    tables = [line for line in text.splitlines() if line.startswith("| ")]
+    widths = {line.replace(r"\|", "").count("|") for line in tables if line.startswith("| bert-base")}
+    assert widths <= {10, 7}  # calls and processes, each with all its cells
+    assert "misses now: " in text and "+510 %" in text
+    assert report_markdown(whole).startswith("## ✅ text-encoder: warm: every lookup hit")
+
+
+def test_two_releases_are_compared_by_shape_bucket_hits_and_size(missed: Report, whole: Report) -> None:
+    found = compare(whole, missed)
+    verdicts = {(row.entry, row.shape_bucket): row.verdict for row in found.shape_buckets}
+    assert verdicts[ENTRIES[1], "batch=8,seq=128"] == "slower"
+    assert sum(verdict == "same" for verdict in verdicts.values()) == 5
+    assert (found.hit_rate_before, round(found.hit_rate_now or 0, 3)) == (1.0, 0.944)
+    assert found.size_before > found.size_now and len(found.new_misses) == 1 and found.mended_misses == ()
+    back = compare(missed, whole)
+    assert back.mended_misses == found.new_misses and back.new_misses == ()
+
+
+def test_entries_that_came_or_went_are_no_change_of_speed(whole: Report, tmp_path: Path) -> None:
+    write(tmp_path / "one", evidence(ENTRIES[0], "verify", EAGER))
+    one = report([tmp_path / "one"])
+    assert {row.verdict for row in compare(one, whole).shape_buckets if row.entry == ENTRIES[1]} == {"new"}
+    assert {row.verdict for row in compare(whole, one).shape_buckets if row.entry == ENTRIES[1]} == {"gone"}
+
+
+def test_case_m1_e6_h7_the_json_document_has_phases_per_call_and_layers_per_compile(missed: Report) -> None:
+    tree = report_json(missed)
+    assert tree["hit_rate"] == pytest.approx(17 / 18) and len(tree["violations"]) == 1
+    call = tree["shape_buckets"][0]
+    assert call["cold_phases"]["tune_s"] > call["cold_phases"]["trace_s"] > 0 and call["phases"]["capture_s"] > 0
+    compiled = next(row for row in tree["details"]["compiles"] if row["layers"]["aotautograd"] == "miss")
+    assert compiled["compiled"]["recompile_reason"].startswith("0/0: tensor 'input_ids' size mismatch")
+    assert tree["details"]["tuned"][0]["gain"] >= tree["details"]["tuned"][-1]["gain"]
+
+
+def test_the_page_has_every_cause_and_no_markup_of_evidence(missed: Report, whole: Report) -> None:
+    page = render_page(report_page(missed, whole, "release 41"))
+    assert "attribute renamed: encoder → enc" in page and "release 41" in page
+    assert "<script>alert" not in page and page.count("<script>") == 1 and "http" not in page.replace("http-equiv", "")
+
+
+def test_what_verify_found_is_explained_from_its_files_alone(tmp_path: Path) -> None:
+    answers = {answer.entry: answer for answer in explain_files([write_release(tmp_path)])}
+    assert answers[ENTRIES[0]].lines() == (f"{ENTRIES[0]} · verify: 9 hits of 9 lookups",)
+    lines = answers[ENTRIES[1]].lines()
+    assert lines[0] == f"{ENTRIES[1]} · verify: 8 hits of 9 lookups"
+    assert "  attribute renamed: encoder → enc" in lines and any(
+        line.startswith("  fix: build again") for line in lines
+    )
