@@ -273,12 +273,16 @@ def write_and_read_test(folder: str) -> None:
         raise IntegrityError(probe, "read back", wanted=b"cachepipe", found=found)
 
 
-def cold_folder(places: Sequence[str]) -> str | None:
+def cold_folder(places: Sequence[str], asks_room: bool = True) -> str | None:
     """Returns a new empty private folder in the first of `places` that takes one; None if none does.
+
+    Args:
+        places: best first.
+        asks_room: False: a full place is as good as any, because asking may never return (a dead mount).
 
     A full place is taken when no other has room: torch's own default, which another user may have made, is worse.
     """
-    for has_room in (True, False):
+    for has_room in (True, False) if asks_room else (False,):
         for place in places:
             try:
                 make_private(place)

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from cachepipe.adapters.store import StoredObject, check_key
+from cachepipe.adapters.store import NO_CHOICE, StoredObject, TrustChoice, Trusting, check_key
 from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
 from cachepipe.failpoints import reached
 
@@ -21,12 +21,13 @@ _TRIES = 20
 """To make a folder and put a file into it, while others delete the last file beside it."""
 
 
-class LocalStore:
+class LocalStore(Trusting):
     """See `cachepipe.adapters.store.Store` for the promises."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], choice: TrustChoice = NO_CHOICE) -> None:
         self.root = os.path.abspath(root)
         """Created by the first write; a store that does not exist yet is empty."""
+        self.trust_choice = choice
 
     @property
     def url(self) -> str:

@@ -32,7 +32,7 @@ from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
 from cachepipe.adapters.s3_settings import CONNECT_S, CREDENTIALS_LIMIT_S, READ_S, TRIES, S3Settings
-from cachepipe.adapters.store import StoredObject, check_key
+from cachepipe.adapters.store import StoredObject, Trusting, check_key
 from cachepipe.errors import IntegrityError, StoreError
 
 CONNECTIONS = 32
@@ -43,7 +43,7 @@ _PER_DELETE = 1000
 """S3's own limit."""
 
 
-class S3Store:
+class S3Store(Trusting):
     """See `cachepipe.adapters.store.Store` for the promises."""
 
     def __init__(self, settings: S3Settings) -> None:

@@ -28,7 +28,7 @@ from cachepipe.adapters.s3_settings import (
     full_endpoint,
     read_settings,
 )
-from cachepipe.adapters.store import Store, StoredObject, check_key
+from cachepipe.adapters.store import StoredObject, Trusting, check_key
 from cachepipe.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _CAUSES = tuple(
 )
 
 
-def open_s3(url: str, environment: Mapping[str, str] = os.environ) -> Store:
+def open_s3(url: str, environment: Mapping[str, str] = os.environ) -> S3ReadStore | S3Store:
     """Returns the store at an `s3://` address; see `s3_settings.py` for what it may say.
 
     Raises:
@@ -76,7 +76,7 @@ def _boto3_store(settings: S3Settings) -> S3Store:
     return S3Store(settings)
 
 
-class S3ReadStore:
+class S3ReadStore(Trusting):
     """Reads with obstore, does all else with boto3; see `cachepipe.adapters.store.Store` for the promises."""
 
     def __init__(self, settings: S3Settings, environment: Mapping[str, str]) -> None:

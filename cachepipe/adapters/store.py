@@ -5,14 +5,55 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cachepipe.errors import StoreError
+
+if TYPE_CHECKING:
+    from cachepipe.adapters.store_trust import StoreTrust
 
 COUNTS: Counter[str] = Counter()
 """How often this process met what, by `StoreError.kind`, and `absent_by_403`: probes that a missing right answered."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TrustChoice:
+    """What a command line says about trust."""
+
+    policy_file: str = ""
+    """Empty: `/etc/cachepipe/trust.json`, if it exists."""
+    accepts_unsigned: bool = False
+    statement_key: str = ""
+    """`file:PATH` or `kms:KEY`, several separated by commas."""
+    index_key: str = ""
+
+
+NO_CHOICE = TrustChoice()
+
+
+class Trusting:
+    """What every kind of store has beside its objects: the trust under which it is used. Made when it is first asked for."""
+
+    root = ""
+    """The folder of a `file://` store; elsewhere there are no development keys."""
+    trust_choice = NO_CHOICE
+    now: datetime | None = None
+    """Time at which keys must not have ended; None: the time of the first question."""
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @cached_property
+    def trust(self) -> StoreTrust:
+        from cachepipe.adapters.store_trust import StoreTrust  # a start that finds its folder present asks no signature
+
+        return StoreTrust(self.trust_choice, self.root, self.url, self.now)
 
 
 class StoredObject(NamedTuple):
@@ -37,6 +78,11 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """The address for messages, without credentials."""
+        ...
+
+    @property
+    def trust(self) -> StoreTrust:
+        """Whose signatures count in what is read here, and who signs what is written."""
         ...
 
     def get(self, key: str, limit_bytes: int) -> bytes | None:
@@ -120,8 +166,13 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None = None) -> Store:
     """Returns the store at `file:///path`, an absolute path, or `s3://bucket/prefix`; nothing is asked of it yet.
+
+    Args:
+        url: the address.
+        choice: the trust under which it is used.
+        now: time at which keys must not have ended; None: the time of the first question.
 
     Raises:
         StoreError: another scheme, or an address that cannot be one.
@@ -132,7 +183,9 @@ def open_store(url: str) -> Store:
     if scheme == "s3":
         from cachepipe.adapters.s3_read import open_s3
 
-        return open_s3(url)
+        s3 = open_s3(url)
+        s3.trust_choice, s3.now = choice, now
+        return s3
     if scheme != "file":
         raise StoreError(
             f"there are no stores of the kind `{scheme[:40]}://`", hint="use s3://bucket/prefix or file:///path"
@@ -141,4 +194,6 @@ def open_store(url: str) -> Store:
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore
 
-    return LocalStore(path)
+    store = LocalStore(path)
+    store.trust_choice, store.now = choice, now
+    return store

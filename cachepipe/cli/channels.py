@@ -8,16 +8,18 @@ from pathlib import Path
 
 import click
 
-from cachepipe.adapters.store import open_store
 from cachepipe.cli.options import (
     NEW_FILE,
     default_store,
+    index_key_option,
     json_option,
     name_option,
+    opened,
     option,
     required_store,
     split_store,
     store_argument,
+    trust_options,
 )
 from cachepipe.cli.output import print_json, say
 from cachepipe.domain.index import Index
@@ -37,13 +39,16 @@ Examples:
 @name_option
 @option("--from", "source", metavar="CHANNEL", default="candidate", show_default=True, help="Copied from.")
 @option("--to", "target", metavar="CHANNEL", default="stable", show_default=True, help="Copied to.")
+@index_key_option
+@trust_options
 @json_option
 def promote_command(
     words: tuple[str, ...], store: str | None, name: str, source: str, target: str, is_json: bool
 ) -> None:
     """Copies the artifacts of one channel to another; with REF, that artifact alone."""
     url, refs = split_store(words, store, 0, 1)
-    promoted = channels.promote(open_store(url), name, source, target, refs[0] if refs else None, _now())
+    with opened(url) as opened_store:
+        promoted = channels.promote(opened_store, name, source, target, refs[0] if refs else None, _now())
     index = promoted.index
     _print_index(index, is_json)
     if not promoted.is_new:
@@ -61,10 +66,13 @@ Examples:
 @name_option
 @option("--channel", metavar="CHANNEL", default="stable", show_default=True, help="Channel that goes back.")
 @option("--to-version", type=click.IntRange(min=1), metavar="N", help="Default: the newest that differs.")
+@index_key_option
+@trust_options
 @json_option
 def rollback_command(store: str | None, name: str, channel: str, to_version: int | None, is_json: bool) -> None:
     """Publishes the artifacts of an earlier version of a channel again, as a new version."""
-    index = channels.rollback(open_store(required_store(store)), name, channel, to_version, _now())
+    with opened(required_store(store)) as opened_store:
+        index = channels.rollback(opened_store, name, channel, to_version, _now())
     _print_index(index, is_json)
 
 
@@ -83,14 +91,17 @@ channel had before is published again with `cachepipe rollback`."""
 @default_store
 @name_option
 @option("--channel", metavar="CHANNEL", help="This channel alone. [default: every channel of the release]")
+@index_key_option
+@trust_options
 @json_option
 def revoke_command(words: tuple[str, ...], store: str | None, name: str, channel: str | None, is_json: bool) -> None:
     """Takes the artifact of REF out of its channels, and has it refused from now on."""
     url, (ref,) = split_store(words, store, 1, 1)
-    if channel is None:
-        indexes = channels.revoke_everywhere(open_store(url), name, ref, _now())
-    else:
-        indexes = (channels.revoke(open_store(url), name, channel, ref, _now()),)
+    with opened(url) as opened_store:
+        if channel is None:
+            indexes = channels.revoke_everywhere(opened_store, name, ref, _now())
+        else:
+            indexes = (channels.revoke(opened_store, name, channel, ref, _now()),)
     _print_indexes(indexes, is_json)
 
 
@@ -106,11 +117,14 @@ A channel expires 14 days after its newest version was written; ci/aws/renew.yam
 @store_argument
 @name_option
 @option("--channel", "names", multiple=True, metavar="CHANNEL", default=("stable",), show_default=True, help="Renewed.")
+@index_key_option
+@trust_options
 @json_option
 def renew_command(store: str | None, name: str, names: tuple[str, ...], is_json: bool) -> None:
     """Publishes a channel's artifacts again with a fresh expiry."""
-    opened = open_store(required_store(store))
-    _print_indexes([channels.renew(opened, name, channel, _now()) for channel in dict.fromkeys(names)], is_json)
+    with opened(required_store(store)) as opened_store:
+        indexes = [channels.renew(opened_store, name, channel, _now()) for channel in dict.fromkeys(names)]
+    _print_indexes(indexes, is_json)
 
 
 LOCK_EPILOG = """\b
@@ -124,10 +138,12 @@ Examples:
 @name_option
 @option("--channel", metavar="CHANNEL", default="stable", show_default=True, help="Channel that is pinned.")
 @option("--output", type=NEW_FILE, default="cachepipe.lock", show_default=True, metavar="FILE", help="Lock file.")
+@trust_options
 @json_option
 def lock_command(store: str | None, name: str, channel: str, output: Path, is_json: bool) -> None:
     """Writes a lock file: `restore --lock` then accepts these artifacts alone, by digest."""
-    lock = channels.write_lock(open_store(required_store(store)), name, channel, output, _now())
+    with opened(required_store(store)) as opened_store:
+        lock = channels.write_lock(opened_store, name, channel, output, _now())
     if is_json:
         print_json(lock)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cachepipe.cli.options import FOLDER, json_option, option, store_argument
+from cachepipe.cli.options import FOLDER, json_option, option, store_argument, trust_choice, trust_options
 from cachepipe.cli.output import print_json, print_table
 from cachepipe.domain.checkup import sections
 from cachepipe.domain.record import to_json
@@ -31,12 +31,13 @@ Exits with 18 if a verdict is `fail`: a start here will not be warm."""
 @option("--cache-root", type=FOLDER, metavar="DIR", help="Where services restore. [default: /var/cache/cachepipe]")
 @option("--state-dir", type=FOLDER, metavar="DIR", help="Where attempts are noted. [default: .state in the cache root]")
 @option("--probe", "probes_store", is_flag=True, help="Write one object twice into the store, and remove it.")
+@trust_options
 @json_option
 def doctor_command(is_json: bool, cache_root: Path | None, state_dir: Path | None, **options: Any) -> int:
     """Says whether a start on this machine would be warm: machine, torch, folders, quarantine, store, trust."""
     if cache_root is not None:
         options["cache_root"] = str(cache_root.absolute())
-    request = DoctorRequest(**options, state_dir=str(state_dir.absolute()) if state_dir else None)
+    request = DoctorRequest(**options, trust=trust_choice(), state_dir=str(state_dir.absolute()) if state_dir else None)
     found = doctor(request, datetime.now(timezone.utc))
     if is_json:
         print_json({"checks": to_json(found.checks), "healthy": found.is_healthy})

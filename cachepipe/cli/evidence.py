@@ -22,6 +22,8 @@ from cachepipe.cli.options import (
     manifest_argument,
     option,
     store_option,
+    trust_choice,
+    trust_options,
 )
 from cachepipe.cli.output import print_json, print_lines, print_table
 from cachepipe.cli.report import write_junit
@@ -57,13 +59,14 @@ Exits with 18 if a gate refuses, after the table."""
 @option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
 @option("--junit", type=NEW_FILE, metavar="FILE", help="Write the verdicts as JUnit XML, one case per shape bucket.")
 @option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
+@trust_options
 @json_option
 def verify_command(manifest: Path, is_json: bool, junit: Path | None, **options: Any) -> int:
     """Restores the release of MANIFEST and proves every shape bucket in fresh processes."""
     with tempfile.TemporaryDirectory(prefix="cachepipe-verify-") as scratch:
         if junit is not None and options["report"] is None:
             options["report"] = Path(scratch)
-        request = VerifyRequest(manifest, **options)
+        request = VerifyRequest(manifest, trust=trust_choice(), **options)
         summaries = verify(request, open_progress(sys.stderr), datetime.now(timezone.utc))
         if junit is not None:
             write_junit(junit, [options["report"]])

@@ -35,6 +35,7 @@ VERBS = {
     "lock": Verb("channels", "Pin a channel's artifacts by digest in a lock file."),
     "promote": Verb("channels", "Copy a channel's artifacts to another channel."),
     "rollback": Verb("channels", "Publish an earlier version of a channel again."),
+    "keygen": Verb("keygen", "Make a signing key and list it in a trust policy."),
     "revoke": Verb("channels", "Take an artifact out of its channels, and have it refused from now on."),
     "renew": Verb("channels", "Give a channel a fresh expiry."),
     "copy": Verb("upkeep", "Copy releases to another store, byte for byte."),

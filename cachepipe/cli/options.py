@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from cachepipe.adapters.store import Store, TrustChoice, open_store
 from cachepipe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +57,64 @@ default_store = click.option("--store", envvar="CACHEPIPE_STORE", hidden=True)
 """For commands whose words are told apart by `split_store`."""
 name_option = option("--name", required=True, metavar="NAME", help="Release name.")
 json_option = option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
+
+
+_CHOICE = "cachepipe.trust"
+INSECURE_WARNING = "warning: --insecure-unsigned: whoever can write the store decides what runs here"
+
+
+def _choose(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value:
+            context.meta[_CHOICE] = replace(context.meta.get(_CHOICE, TrustChoice()), **{field: value})
+
+    return keep
+
+
+def _key_option(flag: str, field: str, what: str) -> Callable[[F], F]:
+    text = f"Key that signs {what}: file:PATH or kms:alias/…"
+    return option(flag, expose_value=False, callback=_choose(field), metavar="KEY", help=text)
+
+
+def trust_options(command: F) -> F:
+    """Adds `--trust` and `--insecure-unsigned`; `trust_choice` and `opened` find what was given."""
+    command = option(
+        "--insecure-unsigned",
+        is_flag=True,
+        expose_value=False,
+        callback=_choose("accepts_unsigned"),
+        help="Accept what nobody signed; a trust policy refuses this.",
+    )(command)
+    path = click.Path(dir_okay=False)
+    text = "Trust policy: whose signatures count. [default: /etc/cachepipe/trust.json, if it exists]"
+    return option("--trust", type=path, expose_value=False, callback=_choose("policy_file"), metavar="FILE", help=text)(
+        command
+    )
+
+
+def index_key_option(command: F) -> F:
+    return _key_option("--index-key", "index_key", "channels")(command)
+
+
+def statement_key_option(command: F) -> F:
+    return _key_option("--statement-key", "statement_key", "artifacts")(command)
+
+
+def trust_choice() -> TrustChoice:
+    """Returns what this command line says about trust; warns each time when it wants none."""
+    choice: TrustChoice = click.get_current_context().meta.get(_CHOICE, TrustChoice())
+    if choice.accepts_unsigned:
+        click.echo(INSECURE_WARNING, err=True)
+    return choice
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Store]:
+    """Gives the store under this command line's trust, and says afterwards whether a development key signed."""
+    store = open_store(url, trust_choice())
+    yield store
+    for note in store.trust.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def required_store(store: str | None) -> str:

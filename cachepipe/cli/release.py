@@ -14,10 +14,14 @@ from cachepipe.cli.options import (
     FOLDER,
     cache_root_option,
     finite,
+    index_key_option,
     json_option,
     manifest_argument,
     option,
+    statement_key_option,
     store_option,
+    trust_choice,
+    trust_options,
 )
 from cachepipe.cli.output import print_json, print_table
 from cachepipe.domain.entry import bucket_label
@@ -36,10 +40,11 @@ Examples:
 @manifest_argument
 @store_option
 @cache_root_option
+@trust_options
 @json_option
 def plan_command(manifest: Path, store: str | None, cache_root: str | None, is_json: bool) -> None:
     """Shows entries, shape buckets and entry keys of MANIFEST, and what the store already has."""
-    previews = preview(manifest, store, cache_root, datetime.now(timezone.utc))
+    previews = preview(manifest, store, cache_root, datetime.now(timezone.utc), trust_choice())
     if is_json:
         print_json({"targets": [_preview_json(target) for target in previews]})
         return
@@ -107,10 +112,13 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
     help="In place of the manifest's gate: later calls, restored ÷ tuned.",
 )
 @option("--keep-tuned", "keeps_tuned", is_flag=True, help="Keep tuned folders and torch's own bundles, to compare.")
+@statement_key_option
+@index_key_option
+@trust_options
 @json_option
 def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: Any) -> None:
     """Tunes, settles, packs, proves and publishes the release of MANIFEST."""
-    request = BuildRequest(manifest, publishes=not no_publish, **options)
+    request = BuildRequest(manifest, publishes=not no_publish, trust=trust_choice(), **options)
     summaries = build(request, open_progress(sys.stderr), datetime.now(timezone.utc))
     if is_json:
         print_json(summary_json(summaries))
@@ -120,7 +128,8 @@ def build_command(manifest: Path, no_publish: bool, is_json: bool, **options: An
 
 
 def _print_summary(summary: BuildSummary) -> None:
-    where = f"{summary.release}@{summary.channel}" if summary.statement else f"staged in {summary.stage}"
+    where = f"{summary.release}@{summary.channel}" if summary.channel else "published, in no channel"
+    where = where if summary.statement else f"staged in {summary.stage}"
     title = f"{summary.artifact} for {summary.device}: {where}{', unchanged' if summary.is_unchanged else ''}"
     if summary.entries:
         rows = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cachepipe.adapters.workdir import write_whole
-from cachepipe.cli.options import NEW_FILE, json_option, option
+from cachepipe.cli.options import NEW_FILE, json_option, option, trust_choice, trust_options
 from cachepipe.cli.output import print_json, print_lines, print_table, say
 from cachepipe.domain.record import to_json
 from cachepipe.errors import UsageError
@@ -141,10 +141,11 @@ Examples:
 @click.argument("evidence", nargs=-1, required=True, type=EVIDENCE, metavar="EVIDENCE…")
 @option("--store", metavar="URL", help="Store that holds what to compare with.")
 @option("--ref", metavar="REF", help="The artifact to compare with: `name@channel`, an id, a digest prefix.")
+@trust_options
 @json_option
 def explain_command(evidence: tuple[Path, ...], store: str | None, ref: str | None, is_json: bool) -> None:
     """Says of every miss why it was one and how to mend it, from evidence files or a service's file of events."""
-    answers = explain_files(evidence, store, ref)
+    answers = explain_files(evidence, store, ref, trust_choice())
     if is_json:
         print_json({"processes": [to_json(answer) for answer in answers]})
         return

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import click
 
-from cachepipe.adapters.store import open_store
-from cachepipe.cli.options import default_store, json_option, option, required_store, split_store, store_argument
+from cachepipe.cli.options import (
+    default_store,
+    json_option,
+    opened,
+    option,
+    required_store,
+    split_store,
+    store_argument,
+    trust_options,
+)
 from cachepipe.cli.output import print_json, print_lines
 from cachepipe.workflows import inspect
 
@@ -21,10 +29,12 @@ Examples:
 @click.command("ls", epilog=LS_EPILOG)
 @store_argument
 @option("--name", metavar="NAME", help="This release only.")
+@trust_options
 @json_option
 def ls_command(store: str | None, name: str | None, is_json: bool) -> None:
     """Lists releases and channels of STORE with their newest versions and targets."""
-    tree = inspect.ls(open_store(required_store(store)), name)
+    with opened(required_store(store)) as opened_store:
+        tree = inspect.ls(opened_store, name)
     print_json(tree) if is_json else print_lines(inspect.ls_lines(tree))
 
 
@@ -39,11 +49,13 @@ Examples:
 @click.command("show", epilog=SHOW_EPILOG)
 @words_argument
 @default_store
+@trust_options
 @json_option
 def show_command(words: tuple[str, ...], store: str | None, is_json: bool) -> None:
     """Shows sizes, fingerprint, coverage and evidence of the artifacts that REF names."""
     url, (ref,) = split_store(words, store, 1, 1)
-    tree = inspect.show(open_store(url), ref)
+    with opened(url) as opened_store:
+        tree = inspect.show(opened_store, ref)
     print_json(tree) if is_json else print_lines(inspect.show_lines(tree))
 
 
@@ -58,9 +70,11 @@ Examples:
 @click.command("diff", epilog=DIFF_EPILOG)
 @click.argument("words", nargs=-1, metavar="[STORE] REF REF")
 @default_store
+@trust_options
 @json_option
 def diff_command(words: tuple[str, ...], store: str | None, is_json: bool) -> None:
     """Says in words what differs between two artifacts."""
     url, (left, right) = split_store(words, store, 2, 2)
-    tree = inspect.diff(open_store(url), left, right)
+    with opened(url) as opened_store:
+        tree = inspect.diff(opened_store, left, right)
     print_json(tree) if is_json else print_lines(inspect.diff_lines(tree))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from cachepipe.adapters.store import open_store
 from cachepipe.cli.boundary import error_object, print_error
-from cachepipe.cli.options import FILE, json_option, option, required_store, store_argument
+from cachepipe.cli.options import FILE, json_option, opened, option, required_store, store_argument, trust_options
 from cachepipe.cli.output import print_json, print_lines, say
 from cachepipe.domain.collect import DAY_S, FLOORS, Floors
 from cachepipe.domain.limits import LIMITS
@@ -46,6 +45,7 @@ day. Index versions are never removed. Give every lock file that is in use: gc c
     "--keep-versions", type=click.IntRange(min=10), default=10, show_default=True, metavar="N", help="Of a channel."
 )
 @option("--delete", "deletes", is_flag=True, help="Remove it; without this nothing is written.")
+@trust_options
 @json_option
 def gc_command(
     store: str | None, lock_files: tuple[Path, ...], keep_days: int, keep_versions: int, deletes: bool, is_json: bool
@@ -53,7 +53,8 @@ def gc_command(
     """Says for every artifact of STORE whether it may be removed and why, and with --delete removes it."""
     floors = Floors(published_s=max(keep_days * DAY_S, FLOORS.published_s), versions=keep_versions)
     locks = _read_locks(lock_files)
-    done = collect.gc(open_store(required_store(store)), locks, floors, deletes=deletes, say=say)
+    with opened(required_store(store)) as opened_store:
+        done = collect.gc(opened_store, locks, floors, deletes=deletes, say=say)
     if is_json:
         print_json(done)
         return
@@ -89,10 +90,12 @@ is broken. Notes (unfinished uploads, what crashes left, objects of others) do n
 @click.command("fsck", epilog=FSCK_EPILOG)
 @store_argument
 @option("--deep", "is_deep", is_flag=True, help="Read every pack and compare its SHA-256.")
+@trust_options
 @json_option
 def fsck_command(store: str | None, is_deep: bool, is_json: bool) -> int:
     """Checks that STORE holds what its indexes and statements promise."""
-    health = fsck.fsck(open_store(required_store(store)), _now(), is_deep=is_deep)
+    with opened(required_store(store)) as opened_store:
+        health = fsck.fsck(opened_store, _now(), is_deep=is_deep)
     refusal = _refusal(health)
     if is_json:
         document = to_json(health)
@@ -137,10 +140,12 @@ stopped goes on where it was. Copy again after every `renew`: a copied channel e
 @click.argument("target", metavar="DST")
 @click.argument("refs", nargs=-1, metavar="[REF…]")
 @option("--lock", "lock_files", type=FILE, multiple=True, metavar="FILE", help="Copy what this lock file names.")
+@trust_options
 @json_option
 def copy_command(source: str, target: str, refs: tuple[str, ...], lock_files: tuple[Path, ...], is_json: bool) -> None:
     """Copies releases from the store SRC to the store DST, byte for byte."""
-    done = mirror.copy(open_store(source), open_store(target), refs, _read_locks(lock_files), say)
+    with opened(source) as from_store, opened(target) as to_store:
+        done = mirror.copy(from_store, to_store, refs, _read_locks(lock_files), say)
     if is_json:
         print_json(done)
         return

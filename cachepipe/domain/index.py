@@ -17,7 +17,7 @@ from datetime import datetime, timedelta, timezone
 from cachepipe.domain.fingerprint import Fingerprint, Part, describe, differences
 from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.record import read_record, record_bytes
-from cachepipe.errors import FingerprintMismatchError, IntegrityError, MissError
+from cachepipe.errors import FingerprintMismatchError, IntegrityError, MissError, TrustError
 
 FORMAT = 1
 PAYLOAD_TYPE = "application/vnd.cachepipe.index+json"
@@ -133,10 +133,14 @@ def select(rows: Sequence[IndexRow], machine: Fingerprint, what: str, revoked: S
         revoked: statement digests that are refused.
 
     Raises:
-        MissError: no rows, or all are revoked.
+        MissError: no rows.
+        TrustError: all rows are revoked.
         FingerprintMismatchError: none fits; the differences are those of the row with the fewest.
     """
     usable = [row for row in rows if row.statement not in revoked]
+    if rows and not usable:
+        names = ", ".join(f"{row.artifact} ({row.statement[:12]})" for row in rows)
+        raise TrustError(f"revoked: {what}: {names}", hint="build and publish it anew, or roll the channel back")
     if not usable:
         raise MissError(f"nothing is published: {what}")
     judged = sorted(

@@ -5,7 +5,7 @@
 
     {"bytes":660000,"channel":"stable","cpu_isa":"","expires_at":"2026-12-14T10:00:00Z","files":
      [["inductor/ab/cab.py",12,"1796000000000000000","4711","<sha256>"],…],"format":1,"has_compiler_stub":false,
-     "host":"<digest>","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","statements":["<sha256>"],"trust":"unsigned",
+     "host":"<digest>","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","policy":"<sha256>","statements":["<sha256>"],"trust":"signed",
      "variables":{"TORCHINDUCTOR_VEC_ISA_OK":"1"}}
 """
 
@@ -23,6 +23,9 @@ FORMAT = 1
 FOLDER = ".cachepipe"
 PATH = ".cachepipe/marker.json"
 STATEMENTS = ".cachepipe/statements"
+"""Payloads, which the service reads, as `<digest>.json`."""
+ENVELOPES = ".cachepipe/envelopes"
+"""Their envelopes, by which they can be judged anew without a store, as `<digest>.json`."""
 BIN = ".cachepipe/bin"
 
 
@@ -54,6 +57,9 @@ class Marker:
     index_version: int
     expires_at: str
     trust: str
+    """How far the statements are trusted: `domain.trust.Verified.status`."""
+    policy: str
+    """By what they were judged: the trust policy's SHA-256, or a word for none. Under another one they are judged anew."""
     bytes: int
     """Compressed bytes that were fetched."""
     variables: Mapping[str, str]

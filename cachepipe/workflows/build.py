@@ -24,13 +24,14 @@ from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.provenance import provenance
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root, write_evidence, write_json, write_whole
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.gates import GateLimits, judge, latency_problems, refuse, speedup_of
 from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
 from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.statement import Statement
 from cachepipe.errors import UsageError
@@ -51,6 +52,7 @@ from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
 from cachepipe.workflows.prove import RestoreSource, prove_entry
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
+from cachepipe.workflows.stage import open_stage
 from cachepipe.workflows.targets import matching_devices
 
 STAGING = "staging"
@@ -79,6 +81,8 @@ class BuildRequest:
     """See `Shop.allows_noisy`."""
     max_latency_ratio: float | None = None
     """In place of the manifest's gate."""
+    trust: TrustChoice = NO_CHOICE
+    """Keys that it does not name are the manifest's."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def build(request: BuildRequest, progress: Progress, now: datetime) -> tuple[Bui
         raise UsageError(
             "no store is named", hint="give `--store`, set `store` in the manifest, or build with `--no-publish`"
         )
-    store = open_store(url) if url is not None else None
+    store = open_store(url, _with_keys_of(manifest, request.trust), now) if url is not None else None
     summaries = []
     for device in matching_devices(manifest, progress.say):
         plan = plan_release(manifest, request.manifest, device)
@@ -215,6 +219,13 @@ def _build_held(
     return _publish(run, pieces, statement)
 
 
+def _with_keys_of(manifest: Manifest, choice: TrustChoice) -> TrustChoice:
+    named = manifest.trust
+    if named is None or choice.statement_key or choice.index_key:
+        return choice
+    return replace(choice, statement_key=named.statement_key, index_key=named.index_key)
+
+
 def chosen_entries(plan: Plan, only: Sequence[str]) -> frozenset[str]:
     """Returns the ids of the entries to build: all, or those of `MODEL` or `MODEL:MODE`.
 
@@ -268,11 +279,11 @@ def _stage(run: _Build, pieces: Sequence[Piece]) -> tuple[Statement, RestoreSour
         run.shop.progress.say(f"note: {len(packed.notes)} files name {plan.root}: services should restore there")
     statement = draft_statement(plan, pieces, packed, explain, run.now, provenance(run.request.manifest))
     check_size(statement)
-    url = f"file://{work.empty('stage')}"
-    row = publish(open_store(url), plan.name, STAGING, PackedArtifact(statement, blobs), run.now)
+    stage, policy = open_stage(work)
+    row = publish(stage, plan.name, STAGING, PackedArtifact(statement, blobs), run.now)
     lock = work.path / "stage.lock"
     write_whole(lock, lock_bytes(Lock(FORMAT, plan.name, STAGING, 1, (row,))))
-    return statement, RestoreSource(url, plan.name, ("--lock", str(lock)))
+    return statement, RestoreSource(stage.url, plan.name, ("--lock", str(lock), "--trust", str(policy)))
 
 
 def _prove(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -> list[Piece]:
@@ -326,11 +337,15 @@ def _publish(run: _Build, pieces: Sequence[Piece], statement: Statement) -> Buil
     packed = PackedArtifact(statement, work.path / "blobs")
     if run.request.publishes and run.store is not None:
         digest = publish(run.store, plan.name, run.manifest.channel, packed, run.now).statement
-        channel = run.manifest.channel
+        channel = run.manifest.channel if run.store.trust.can_sign(INDEX) else ""
+        where = f"in {channel} of {run.store.url}"
+        if not channel:
+            where = f"in no channel of {run.store.url}: there is no index key here; `cachepipe promote` with its id names it"
         work.drop("stage", "blobs", "merged")
-        run.shop.progress.say(f"published: {statement.artifact} in {channel} of {run.store.url}")
+        for line in (f"published: {statement.artifact} {where}", *run.store.trust.notes):
+            run.shop.progress.say(line)
     else:
-        publish(open_store(f"file://{work.empty('stage')}"), plan.name, STAGING, packed, run.now)
+        publish(open_stage(work)[0], plan.name, STAGING, packed, run.now)
         digest, channel = "", STAGING
         run.shop.progress.say(f"staged, not published: {work.path / 'stage'}")
     summary = _summary(statement, digest, channel)

@@ -65,7 +65,7 @@ def earlier_artifact(
     wanted = {fingerprint.digest for fingerprint in fingerprints}
     for row in reversed(index.rows):
         is_mine = row.device == plan.device and Fingerprint(row.fingerprint).digest in wanted
-        if not is_mine or row.statement in index.revoked:
+        if not is_mine or row.statement in (*index.revoked, *store.trust.policy.revoked):
             continue
         artifact = read_artifact(store, row, plan.name)
         if artifact.statement.root == plan.root:

@@ -51,7 +51,7 @@ def promote(store: Store, name: str, source: str, target: str, ref: str | None, 
 
     Raises:
         MissError: the source or an artifact is not there (any more).
-        TrustError: an artifact is revoked in either channel.
+        TrustError: an artifact is revoked in either channel, something is not signed by trusted keys, or there is no index key.
         UsageError: source and target are the same, or the reference is of another release.
         IntegrityError, StoreError, ConflictError: as `publish`.
     """

@@ -24,6 +24,7 @@ from cachepipe.adapters import cachedir
 from cachepipe.adapters.gpu import visible_gpus
 from cachepipe.adapters.machine import compiler_texts, machine_fingerprint
 from cachepipe.adapters.mounts import Mount, mount_of
+from cachepipe.adapters.store import NO_CHOICE, TrustChoice
 from cachepipe.domain import marker as markers
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import defects_of
@@ -66,6 +67,7 @@ class DoctorRequest:
     state_dir: str | None = None
     """None: `<cache_root>/.state`."""
     probes_store: bool = False
+    trust: TrustChoice = NO_CHOICE
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -83,7 +85,12 @@ def doctor(request: DoctorRequest, now: datetime) -> Checkup:
         ("variables", lambda: _variables(request.environment)),
         ("folders", lambda: _folders(request)),
         ("quarantine", lambda: _quarantine(request)),
-        ("store", lambda: store_checks(request.store, request.names, request.channel, now, request.probes_store)),
+        (
+            "store",
+            lambda: store_checks(
+                request.store, request.names, request.channel, now, request.probes_store, request.trust
+            ),
+        ),
     )
     return Checkup(tuple(check for section, look in parts for check in _bounded(section, look)))
 

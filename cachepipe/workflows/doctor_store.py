@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check
 from cachepipe.domain.index import parse_timestamp
 from cachepipe.domain.trust import UNSIGNED
@@ -19,7 +19,9 @@ SOON = timedelta(days=3)
 MAX_CHANNELS = 50
 
 
-def store_checks(url: str | None, names: Sequence[str], channel: str, now: datetime, probes: bool) -> list[Check]:
+def store_checks(
+    url: str | None, names: Sequence[str], channel: str, now: datetime, probes: bool, trust: TrustChoice = NO_CHOICE
+) -> list[Check]:
     """Returns the checks of a store; without one a note.
 
     Args:
@@ -28,11 +30,12 @@ def store_checks(url: str | None, names: Sequence[str], channel: str, now: datet
         channel: looked at for each of `names`.
         now: at which channels must not have expired.
         probes: write one object twice, and remove it.
+        trust: under which the store is read.
     """
     if not url:
         return [Check("store", "store", "none named", NOTE, "name it, or set CACHEPIPE_STORE")]
     try:
-        store = open_store(url)
+        store = open_store(url, trust, now)
         has_format = check_format(store)
     except CachepipeError as error:
         return [Check("store", url, str(error), FAIL, error.hint)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachepipe.adapters.store import open_store
+from cachepipe.adapters.store import NO_CHOICE, TrustChoice, open_store
 from cachepipe.adapters.workdir import EVIDENCE_BYTES
 from cachepipe.domain.evidence import EntryEvidence, Explanation, Lookup, Work
 from cachepipe.domain.explain import explain, explanation_lines
@@ -46,12 +46,15 @@ class Answer:
         return (head + note, *explanation_lines(self.entry, self.explanations, has_names))
 
 
-def explain_files(paths: Sequence[Path], store_url: str | None = None, ref: str | None = None) -> tuple[Answer, ...]:
+def explain_files(
+    paths: Sequence[Path], store_url: str | None = None, ref: str | None = None, trust: TrustChoice = NO_CHOICE
+) -> tuple[Answer, ...]:
     """Returns an answer for each process that was no builder's.
 
     Args:
         paths: evidence files, folders that hold some, or files of events (`CACHEPIPE_EVENTS`).
         store_url, ref: the artifact to compare with; None: the builder's evidence among the files.
+        trust: under which the store is read.
 
     Raises:
         UsageError: a path that does not exist, or no evidence at all.
@@ -67,7 +70,7 @@ def explain_files(paths: Sequence[Path], store_url: str | None = None, ref: str 
     # 2
     built = {one.entry: built_data(one) for one in evidences if one.step == BUILT_STEP}
     if store_url is not None and ref is not None:
-        store = open_store(store_url)
+        store = open_store(store_url, trust)
         built.update(read_explain(store, resolve_ref(store, ref)))
     # 3
     asked = [one for one in evidences if one.step in ("prove", "verify", SERVICE_STEP)]

@@ -1,6 +1,7 @@
 """Reading what is published, in the order opposite to writing: hint → index → probes → statement → table.
 
-Nothing is parsed before the envelope was read strictly and, where a digest is known, compared with it.
+Nothing is parsed before its envelope was read strictly, enough of the store's trusted keys signed it (`store.trust`) and,
+where a digest is known, it was compared with it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
 
 from cachepipe.adapters.store import Store, is_absent_by_403
 from cachepipe.domain import trust
 from cachepipe.domain.artifact import FileTable, read_table
-from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, parse_timestamp, read_index
+from cachepipe.domain.freshness import check_fresh
+from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, read_index
 from cachepipe.domain.layout import (
     FORMAT_BYTES,
     FORMAT_KEY,
@@ -32,9 +34,6 @@ from cachepipe.errors import IntegrityError, MissError, StoreError, TrustError, 
 
 T = TypeVar("T")
 
-TOLERANCE = timedelta(seconds=300)
-"""How far clocks of publisher and service may differ before an expiry counts."""
-
 _REF = re.compile(r"([a-z0-9._-]+)@([a-z0-9._-]+)(?::([0-9]{1,10}))?", re.ASCII)
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{8,64}", re.ASCII)
 
@@ -49,6 +48,8 @@ class Channel:
     """What the hint said; None: absent or not a number."""
     status: str
     """As `trust.Verified.status`."""
+    not_after: str
+    """As `trust.Verified.not_after`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Artifact:
     digest: str
     """SHA-256 of the envelope: the artifact's identity in rows and lock files."""
     status: str
+    not_after: str
+    """As `trust.Verified.not_after`."""
 
 
 def row_of(statement: Statement, envelope: bytes) -> IndexRow:
@@ -110,13 +113,13 @@ def read_channel(store: Store, name: str, channel: str, now: datetime) -> Channe
 
     Raises:
         MissError: nothing is published there.
-        TrustError: the newest index has expired.
+        TrustError: the newest index is not signed by trusted keys, has expired, or is below the policy's floor.
         IntegrityError, StoreError, UsageError: as `read_index_version`.
     """
     found = newest(store, name, channel)
     if found is None:
         raise nothing_published(store, f"{name}@{channel}")
-    _check_expiry(found.index, now)
+    check_fresh(found.index, store.trust.policy, now)
     return found
 
 
@@ -124,19 +127,20 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
     """Returns the newest index of a channel without judging its age (publishers renew expired ones); None: none yet.
 
     Versions are contiguous, so the probes above the hint double their distance and then close in: one probe when the hint
-    is right, and a hint that lies in any direction costs time, never an older version.
+    is right, and a hint that lies in any direction costs time, never an older version. Only the last one is opened: what
+    lies below it may be signed by keys that have been retired since.
     """
     check_name(name, "the release name")
     check_name(channel, "the channel")
     hint = _read_hint(store, name, channel)
-    seen: dict[int, Channel | None] = {}
+    seen: dict[int, bytes | None] = {}
 
-    def probe(version: int) -> Channel | None:
+    def probe(version: int) -> bytes | None:
         if version not in seen:
             if len(seen) > LIMITS.probes:
                 raise IntegrityError(f"index {name}@{channel}", "no end within the probes", wanted=LIMITS.probes)
             try:
-                seen[version] = _reread(lambda: _read_version(store, name, channel, version))
+                seen[version] = store.get(index_key(name, channel, version), LIMITS.index_bytes)
             except StoreError as error:
                 if not (any(seen.values()) and is_absent_by_403(error)):
                     raise
@@ -154,7 +158,8 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
     last = probe(low) if low else None
     if last is None:
         check_format(store)
-    return None if last is None else Channel(last.index, last.version, hint, last.status)
+        return None
+    return _open_index(store, last, (name, channel, low), hint)
 
 
 def _reread(read: Callable[[], T]) -> T:
@@ -181,22 +186,23 @@ def _read_hint(store: Store, name: str, channel: str) -> int | None:
     return int(text) if text.isdigit() and len(text) <= 10 else None
 
 
-def _read_version(store: Store, name: str, channel: str, version: int) -> Channel | None:
-    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
-    if envelope is None:
-        return None
+def _open_index(store: Store, first: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
+    """Returns what an index says that was just read; one that is refused is read again."""
+    readings = [first]
+
+    def read() -> Channel:
+        again = None if readings else store.get(index_key(*asked), LIMITS.index_bytes)
+        return _verified_index(store, readings.pop() if readings else again or b"", asked, hint)
+
+    return _reread(read)
+
+
+def _verified_index(store: Store, envelope: bytes, asked: tuple[str, str, int], hint: int | None) -> Channel:
+    name, channel, version = asked
     what = f"index {name}@{channel}:{version}"
-    verified = trust.verify(envelope, PAYLOAD_TYPE, what)
-    return Channel(read_index(verified.payload, name, channel, version), version, None, verified.status)
-
-
-def _check_expiry(index: Index, now: datetime) -> None:
-    if now > parse_timestamp(index.expires_at, "index") + TOLERANCE:
-        raise TrustError(
-            f"the index has expired: {index.name}@{index.channel}:{index.version} at {index.expires_at}",
-            hint="give it a fresh date with `cachepipe renew`; if that is done every week, someone hides newer versions or "
-            "the clock is wrong",
-        )
+    verified = store.trust.verify(envelope, PAYLOAD_TYPE, what)
+    index = read_index(verified.payload, name, channel, version)
+    return Channel(index, version, hint, verified.status, verified.not_after)
 
 
 def read_index_version(store: Store, name: str, channel: str, version: int, now: datetime | None) -> Channel:
@@ -211,7 +217,7 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
 
     Raises:
         MissError: that version does not exist.
-        TrustError: expired, or an envelope of another type.
+        TrustError: not signed by trusted keys, or not fresh.
         IntegrityError: bytes that are not that index.
         StoreError: the store fails, or has another format.
         UsageError: a name that cannot be one.
@@ -219,11 +225,12 @@ def read_index_version(store: Store, name: str, channel: str, version: int, now:
     check_name(name, "the release name")
     check_name(channel, "the channel")
     check_format(store)
-    found = _reread(lambda: _read_version(store, name, channel, version))
-    if found is None:
+    envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
+    if envelope is None:
         raise nothing_published(store, f"{name}@{channel}:{version}")
+    found = _open_index(store, envelope, (name, channel, version), None)
     if now is not None:
-        _check_expiry(found.index, now)
+        check_fresh(found.index, store.trust.policy, now)
     return found
 
 
@@ -241,28 +248,29 @@ def index_as_it_is(store: Store, name: str, channel: str, version: int) -> tuple
     envelope = store.get(index_key(name, channel, version), LIMITS.index_bytes)
     if envelope is None:
         raise IntegrityError(what, "missing in the store")
-    return envelope, read_index(trust.verify(envelope, PAYLOAD_TYPE, what).payload, name, channel, version)
+    return envelope, read_index(trust.open_envelope(envelope, PAYLOAD_TYPE, what).payload, name, channel, version)
 
 
-def read_artifact(store: Store, row: IndexRow, release: str | None = None) -> Artifact:
+def read_artifact(store: Store, row: IndexRow, release: str | None = None, *, is_pinned: bool = False) -> Artifact:
     """Returns the artifact that a row names, its statement equal to the row in every field.
 
     Args:
         store: where.
         row: of an index or a lock file.
         release: the name that was asked for; None: any.
+        is_pinned: the row is a lock file's: ended keys count too, for the digest says which bytes were meant.
 
     Raises:
         IntegrityError: the statement is missing, its size, digest or content differs from the row, or it belongs to another release.
-        TrustError: an envelope of another type.
+        TrustError: not signed by trusted keys, or revoked by the policy.
         StoreError: the store fails.
     """
-    return _reread(lambda: _read_artifact(store, row, release))
+    return _reread(lambda: _read_artifact(store, row, release, is_pinned))
 
 
-def _read_artifact(store: Store, row: IndexRow, release: str | None) -> Artifact:
+def _read_artifact(store: Store, row: IndexRow, release: str | None, is_pinned: bool) -> Artifact:
     what = f"statement of artifact {row.artifact[:40]}"
-    found = _read_statement(store, row.artifact)
+    found = _read_statement(store, row.artifact, row.statement if is_pinned else None)
     if found is None:
         raise IntegrityError(what, "missing in the store", wanted=row.statement, found="nothing")
     for field, wanted, value in (
@@ -278,17 +286,22 @@ def _read_artifact(store: Store, row: IndexRow, release: str | None) -> Artifact
     return found
 
 
-def _read_statement(store: Store, artifact: str) -> Artifact | None:
+def _read_statement(store: Store, artifact: str, pinned: str | None = None) -> Artifact | None:
     if not is_ulid(artifact):
         raise IntegrityError("artifact id", "not a ULID", wanted="26 characters", found=artifact[:40])
     envelope = store.get(statement_key(artifact), LIMITS.statement_bytes)
     if envelope is None:
         return None
-    verified = trust.verify(envelope, trust.STATEMENT_PAYLOAD_TYPE, f"statement of artifact {artifact}")
+    what, digest = f"statement of artifact {artifact}", sha256(envelope)
+    if pinned is not None and digest != pinned:
+        raise IntegrityError(what, "SHA-256", wanted=pinned, found=digest)
+    verified = store.trust.verify(envelope, trust.STATEMENT_PAYLOAD_TYPE, what, is_pinned=pinned is not None)
+    if digest in store.trust.policy.revoked:
+        raise TrustError(f"{what}: revoked by the trust policy: {digest}", hint="build and publish it anew")
     statement = read_statement(verified.payload)
     if statement.artifact != artifact:
         raise IntegrityError("statement", "of another artifact", wanted=artifact, found=statement.artifact[:40])
-    return Artifact(statement, verified.payload, envelope, sha256(envelope), verified.status)
+    return Artifact(statement, verified.payload, envelope, digest, verified.status, verified.not_after)
 
 
 def read_file_table(store: Store, statement: Statement) -> FileTable:

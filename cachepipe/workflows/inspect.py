@@ -1,6 +1,6 @@
 """Looking at what is published: `ls`, `show` and `diff` as JSON trees, and the lines that a person reads.
 
-Nothing here judges: an expired index or another machine's artifact is shown all the same.
+Signatures are judged, and nothing else: an expired index or another machine's artifact is shown all the same.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ def copy(source: Store, target: Store, refs: Sequence[str], locks: Sequence[Lock
     rows = [row for lock in locks for row in lock.rows]
     rows += [row for ref in refs if not _is_channel(ref) for row in resolve_rows(source, ref)]
     claim_format(target)
+    target.trust.adopt(source.trust)
     artifacts: dict[str, CopiedArtifact] = {}
     for row in rows:
         with pinned(target, row.artifact):

@@ -1,7 +1,8 @@
 """Is the release already there? The answer without fetching anything; with a lock file without any network.
 
-A folder is used as it is when it is private, can be written, its marker names exactly the statements that are wanted
-and was written for this very path, and every file is as it was: equal stat, or else equal SHA-256 (a copied layer).
+A folder is used as it is when it is private, can be written, its marker names exactly the statements that are wanted,
+was written for this very path and under this very trust policy, and every file is as it was: equal stat, or else equal
+SHA-256 (a copied layer). Under another policy the kept envelopes are judged again; only then is `cryptography` imported.
 Imports little: this is the path that every restart of a service takes.
 """
 
@@ -18,17 +19,19 @@ from itertools import islice, product
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.execute import check_variables
 from cachepipe.adapters.lease import Lease
+from cachepipe.adapters.policy_file import read_policy_file
 from cachepipe.domain import marker as marks
 from cachepipe.domain.index import IndexRow, parse_timestamp
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import Lock, read_lock
 from cachepipe.domain.marker import Marker, marker_bytes, read_marker
-from cachepipe.domain.record import digest_parts
+from cachepipe.domain.record import digest_parts, sha256
 from cachepipe.errors import (
     CachepipeError,
     FingerprintMismatchError,
     IntegrityError,
     StoreError,
+    TrustError,
     UnsafePathError,
     UsageError,
 )
@@ -60,6 +63,18 @@ def read_locks(options: Options) -> tuple[Lock, ...]:
             raise UsageError(f"lock file `{path}` is for `{lock.name}`, not for `{', '.join(options.names)}`")
         locks[lock.name] = lock
     return tuple(locks[name] for name in (options.names or locks) if name in locks)
+
+
+def policy_tag(options: Options) -> str:
+    """Returns by what a restore with these options judges signatures, for the marker.
+
+    Raises:
+        TrustError: the policy file cannot be used.
+    """
+    data = read_policy_file(options.trust)
+    if data is not None:
+        return sha256(data) + (" and unsigned" if options.accepts_unsigned else "")  # which the policy refuses
+    return "none, unsigned accepted" if options.accepts_unsigned else "none"
 
 
 def set_digest(statements: Sequence[str]) -> str:
@@ -154,7 +169,7 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
     names = tuple(lock.name for lock in locks)
     if not locks or (request.options.names and names != request.options.names):
         return None
-    tag = host_tag(request.environment)
+    tag, policy = host_tag(request.environment), policy_tag(request.options)
     choices = product(*(lock.rows for lock in locks))
     for rows in islice(choices, _SET_CHOICES):
         statements = [row.statement for row in rows]
@@ -162,7 +177,8 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
             found = open_present(folder, statements)
             if found is None:
                 continue
-            if found[0].host == tag or _still_fits(rows, request, tag, folder, found[0]):
+            is_trusted = found[0].policy == policy or _still_trusted(request.options, policy, folder, found[0])
+            if is_trusted and (found[0].host == tag or _still_fits(rows, tag, folder, found[0])):
                 return outcome_of(request, "present", folder, *found, _notes(request, folder))
             found[1].close()
     return None
@@ -193,7 +209,31 @@ def _notes(request: RestoreRequest, folder: str) -> tuple[str, ...]:
     return ("an earlier start put it into scratch space; remove it to have it in its own folder",) if is_scratch else ()
 
 
-def _still_fits(rows: Sequence[IndexRow], request: RestoreRequest, tag: str, folder: str, marker: Marker) -> bool:
+def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -> bool:
+    """Judges the kept envelopes by a policy file that is not the one by which they were restored."""
+    data = read_policy_file(options.trust)
+    if data is None or options.accepts_unsigned:
+        return False  # the store has to be asked, or the whole restore refuses
+    from cachepipe.domain.policy import read_policy
+    from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, check_keys, verify
+
+    judge = check_keys(read_policy(data))
+    statuses = []
+    for digest in marker.statements:
+        try:
+            envelope = cachedir.read_own(
+                os.path.join(folder, marks.ENVELOPES, f"{digest}.json"), LIMITS.statement_bytes
+            )
+            if sha256(envelope) != digest or digest in judge.revoked:
+                return False
+            statuses.append(verify(envelope, STATEMENT_PAYLOAD_TYPE, "statement", judge, None).status)
+        except (OSError, TrustError, IntegrityError):
+            return False
+    renew_marker(folder, dataclasses.replace(marker, policy=policy, trust=",".join(dict.fromkeys(statuses))))
+    return True
+
+
+def _still_fits(rows: Sequence[IndexRow], tag: str, folder: str, marker: Marker) -> bool:
     """Compares fingerprints on a host that is not as it was, and remembers the new host in the marker."""
     try:
         for row in rows:
@@ -226,14 +266,14 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
     options = request.options
     if len(options.names) != 1:
         return None
-    name = options.names[0]
+    name, policy = options.names[0], policy_tag(options)
     for folder in _channel_folders(request, name):
         try:
             marker, lease = _open_marked(folder)
         except (CachepipeError, OSError):
             continue
         lease.close()
-        is_wanted = (marker.names, marker.channel) == ((name,), options.channel)
+        is_wanted = (marker.names, marker.channel, marker.policy) == ((name,), options.channel, policy)
         is_same_host = marker.host == host_tag(request.environment)
         try:
             is_current = is_wanted and is_same_host and _is_newest(options, name, marker, request.now)

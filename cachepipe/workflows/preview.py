@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.manifest import Manifest
 from cachepipe.errors import BuildError, FingerprintMismatchError
@@ -35,7 +35,9 @@ class Preview:
     """Entry key → id of the artifact that holds it already."""
 
 
-def preview(manifest_path: Path, store: str | None, cache_root: str | None, now: datetime) -> tuple[Preview, ...]:
+def preview(
+    manifest_path: Path, store: str | None, cache_root: str | None, now: datetime, trust: TrustChoice = NO_CHOICE
+) -> tuple[Preview, ...]:
     """Returns every declared target with its entries, and what the store already has of them.
 
     Args:
@@ -43,6 +45,7 @@ def preview(manifest_path: Path, store: str | None, cache_root: str | None, now:
         store: in place of the manifest's.
         cache_root: in place of the manifest's.
         now: an expired index holds nothing.
+        trust: under which the store is read.
 
     Raises:
         ManifestError: the manifest has problems.
@@ -53,7 +56,7 @@ def preview(manifest_path: Path, store: str | None, cache_root: str | None, now:
     if cache_root is not None:
         manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": cache_root})
     url = store or manifest.store
-    opened = open_store(url) if url else None
+    opened = open_store(url, trust, now) if url else None
     try:
         matching = matching_devices(manifest, lambda _line: None)
     except BuildError:

@@ -2,9 +2,9 @@
 
 1 pin the artifact (gc leaves it alone), by the same write prove that the store honours conditions; wait until gc is off it
 2 packs, table, explain data: created only if absent
-3 statement: makes the artifact exist
+3 signed statement: makes the artifact exist
 4 read it back as a restore would
-5 index version N+1: claimed by name; a refused claim is judged by reading back its nonce
+5 signed index version N+1: claimed by name; a refused claim is judged by reading back its nonce (without an index key: none)
 6 hint
 7 unpin
 """
@@ -39,6 +39,7 @@ from cachepipe.domain.layout import (
     tomb_prefix,
 )
 from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import canonical_bytes, sha256
 from cachepipe.domain.statement import Statement, statement_bytes
 from cachepipe.domain.ulid import is_ulid
@@ -74,6 +75,8 @@ def publish(
 ) -> IndexRow:
     """Returns the row under which the artifact is now current in the channel; publishing it again changes nothing.
 
+    Whoever has the statement key alone publishes the statement, and no channel names it yet.
+
     Args:
         store: where to.
         name: of the release; the statement's own.
@@ -86,7 +89,7 @@ def publish(
         UsageError: the names are not the statement's, or cannot be names.
         StoreError, NoRoomError: the store fails, is full, or ignores conditions.
         IntegrityError: a blob or what was read back is not what the statement says.
-        TrustError: the artifact is revoked in this channel.
+        TrustError: there is no key to sign with, what is published is not signed by trusted keys, or the artifact is revoked in this channel.
         ConflictError: other publishers won until the deadline.
     """
     statement = packed.statement
@@ -100,6 +103,8 @@ def publish(
         _put_blobs(store, packed)  # 2
         envelope = _put_statement(store, statement)  # 3
         row = _read_back(store, statement, envelope)  # 4
+        if not store.trust.can_sign(INDEX):
+            return row
 
         def change(index: Index | None) -> tuple[IndexRow, ...]:
             check_pin()
@@ -227,10 +232,25 @@ def put_same(store: Store, key: str, data: bytes) -> None:
 
 
 def _put_statement(store: Store, statement: Statement) -> bytes:
-    envelope = trust.seal(statement_bytes(statement), trust.STATEMENT_PAYLOAD_TYPE)
+    """Signs and writes the statement. ECDSA signs differently each time: one that is there already keeps its signature."""
+    payload, key = statement_bytes(statement), statement_key(statement.artifact)
+    there = store.get(key, LIMITS.statement_bytes)
+    if there is not None:
+        verified = store.trust.verify(
+            there, trust.STATEMENT_PAYLOAD_TYPE, f"statement of artifact {statement.artifact}"
+        )
+        if verified.payload != payload:
+            raise IntegrityError(
+                f"object {key}",
+                "already there with other bytes",
+                wanted=sha256(payload),
+                found=sha256(verified.payload),
+            )
+        return there
+    envelope = store.trust.seal(payload, trust.STATEMENT_PAYLOAD_TYPE)
     if len(envelope) > LIMITS.statement_bytes:
         raise IntegrityError("statement", "too long", wanted=f"<= {LIMITS.statement_bytes} bytes", found=len(envelope))
-    put_same(store, statement_key(statement.artifact), envelope)
+    put_same(store, key, envelope)
     reached("publish.after_statement")
     return envelope
 
@@ -300,7 +320,7 @@ def commit_index(store: Store, name: str, channel: str, edit: Edit, deadline_s: 
 def _claim(store: Store, index: Index) -> bool:
     """Tells whether this very index is now the version of its number."""
     key = index_key(index.name, index.channel, index.version)
-    envelope = trust.seal(index_bytes(index), PAYLOAD_TYPE)
+    envelope = store.trust.seal(index_bytes(index), PAYLOAD_TYPE)
     if len(envelope) > LIMITS.index_bytes:
         raise IntegrityError("index", "too long", wanted=f"<= {LIMITS.index_bytes} bytes", found=len(envelope))
     try:

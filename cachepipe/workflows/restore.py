@@ -20,17 +20,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
+from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import WrittenFile, materialise
 from cachepipe.adapters.prefetch import Prefetched
-from cachepipe.adapters.store import Store, open_store, view
+from cachepipe.adapters.store import Store, TrustChoice, open_store, view
 from cachepipe.domain import marker as marks
 from cachepipe.domain.artifact import FileTable
-from cachepipe.domain.index import IndexRow
+from cachepipe.domain.freshness import age_warning, check_floor, expiry
+from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.layout import check_name, pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
 from cachepipe.domain.record import sha256
@@ -40,7 +43,7 @@ from cachepipe.failpoints import reached
 from cachepipe.workflows import present
 from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
 from cachepipe.workflows.host import host_tag, this_machine
-from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined, state_dir
 from cachepipe.workflows.place import Place, candidates, refusal, reserve
 
 FAIL_POINTS = (
@@ -68,6 +71,8 @@ class _Source:
     channel: str
     version: int
     expires_at: str
+    warning: str = ""
+    """The channel has lived more than half of its life."""
 
 
 def restore(request: RestoreRequest) -> RestoreOutcome:
@@ -89,14 +94,17 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
     options = request.options
     # 2 rows
-    store = _store(options.store)
+    store = _store(request)
     sources = _sources(request, store)
     reached("restore.after_rows")
     # 3 select
     machine = this_machine([row for source in sources for row in source.rows])
     rows = [machine.select(source.rows, source.name, source.revoked) for source in sources]
     # 4 artifacts
-    artifacts = [read_artifact(store, row, source.name) for row, source in zip(rows, sources, strict=True)]
+    artifacts = [
+        read_artifact(store, row, source.name, is_pinned=not source.channel)
+        for row, source in zip(rows, sources, strict=True)
+    ]
     statements = [artifact.statement for artifact in artifacts]
     digests = [artifact.digest for artifact in artifacts]
     variables = _joined_variables(statements)
@@ -107,8 +115,10 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     if isinstance(placed, RestoreOutcome):
         return placed
     place, notes = placed
+    notes = (*notes, *(source.warning for source in sources if source.warning))
     try:
         refuse_quarantined(options, place.folder, digests)
+        _check_seen(sources, state_dir(options, place.folder), store)
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
@@ -127,17 +137,35 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         opened = present.open_present(place.folder, digests)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
+        _remember(sources, state_dir(options, place.folder), store)
         return outcome_of(request, "restored", place.folder, *opened, notes)
     finally:
         place.release()
 
 
-def _store(url: str) -> Store:
-    if not url:
+def _check_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
+    """Refuses a version below what this node has seen. Without a policy a store may be made anew at will."""
+    for source in sources if store.trust.has_policy_file else ():
+        if source.channel:
+            minimum = seen_version(state, source.name, source.channel)
+            where = path_of(state, source.name, source.channel)
+            label = f"{source.name}@{source.channel}:{source.version}"
+            check_floor(label, source.version, minimum, f"{where} says that this node has seen")
+
+
+def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
+    for source in sources if store.trust.has_policy_file else ():
+        if source.channel:
+            remember_version(state, source.name, source.channel, source.version)
+
+
+def _store(request: RestoreRequest) -> Store:
+    options = request.options
+    if not options.store:
         raise UsageError(
             "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
         )
-    return open_store(url)
+    return open_store(options.store, TrustChoice(options.trust, options.accepts_unsigned), request.now)
 
 
 def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
@@ -153,11 +181,18 @@ def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
         check_name(name, "the release name")
         if name in locks:
             lock = locks[name]
-            sources.append(_Source(name, lock.rows, (), "", lock.version, ""))
+            sources.append(_Source(name, lock.rows, store.trust.policy.revoked, "", lock.version, ""))
         else:
-            index = read_channel(store, name, options.channel, request.now).index
-            sources.append(_Source(name, index.rows, index.revoked, index.channel, index.version, index.expires_at))
+            sources.append(_channel_source(store, name, options.channel, request.now))
     return sources
+
+
+def _channel_source(store: Store, name: str, channel: str, now: datetime) -> _Source:
+    found, policy = read_channel(store, name, channel, now), store.trust.policy
+    index = found.index
+    ends = min(text for text in (timestamp(expiry(index, policy)), found.not_after) if text)
+    revoked = (*index.revoked, *policy.revoked)
+    return _Source(name, index.rows, revoked, channel, index.version, ends, age_warning(index, policy, now))
 
 
 def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
@@ -188,7 +223,10 @@ def _marker(
         host=host_tag(request.environment),
         channel=sources[0].channel,
         index_version=sources[0].version,
-        expires_at=sources[0].expires_at,
+        expires_at=min([text for text in (sources[0].expires_at, artifacts[0].not_after) if text], default="")
+        if sources[0].channel
+        else "",
+        policy=present.policy_tag(request.options),
         trust=",".join(dict.fromkeys(artifact.status for artifact in artifacts)),
         bytes=sum(row.packs_bytes + row.size_bytes for row in rows),
         variables=variables,
@@ -280,9 +318,11 @@ def _finish(
 ) -> None:
     """Writes all that is ours into `.cachepipe`; the marker is the last file."""
     try:
-        (temporary / marks.STATEMENTS).mkdir(parents=True, mode=0o700)
+        for name in (marks.STATEMENTS, marks.ENVELOPES):
+            (temporary / name).mkdir(parents=True, mode=0o700)
         for artifact in artifacts:
             (temporary / marks.STATEMENTS / f"{artifact.digest}.json").write_bytes(artifact.payload)
+            (temporary / marks.ENVELOPES / f"{artifact.digest}.json").write_bytes(artifact.envelope)
         texts = [artifact.statement.compiler for artifact in artifacts if artifact.statement.compiler]
         if texts:
             (temporary / marks.BIN).mkdir(mode=0o700)

@@ -36,6 +36,11 @@ OPTIONS = (
     Option("--env-file", "env_file", "CACHEPIPE_ENV_FILE", "text", False, "FILE", "Write the variables there."),
     Option("--state-dir", "state_dir", "CACHEPIPE_STATE_DIR", "folder", False, "DIR", "Where attempts are counted."),
     Option("--no-attach", "no_attach", "CACHEPIPE_NO_ATTACH", "flag", False, "", "No report inside the service."),
+    Option("--trust", "trust", "CACHEPIPE_TRUST", "text", False, "FILE", "Policy: whose signatures count."),
+    Option(
+        *("--insecure-unsigned", "accepts_unsigned", "CACHEPIPE_INSECURE_UNSIGNED", "flag", False, ""),
+        "Accept what nobody signed.",
+    ),
     Option("--json", "is_json", "CACHEPIPE_JSON", "flag", False, "", "Print one JSON object on stdout."),
 )
 """`--strict` has its own variable: CACHEPIPE_STRICT is the service's, where late compiles become errors."""
@@ -58,6 +63,9 @@ class Options:
     env_file: str = ""
     state_dir: str = ""
     no_attach: bool = False
+    trust: str = ""
+    """Empty: `/etc/cachepipe/trust.json`, if it exists."""
+    accepts_unsigned: bool = False
     is_json: bool = False
     command: tuple[str, ...] = ()
 

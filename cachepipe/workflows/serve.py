@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -33,8 +34,10 @@ from cachepipe.workflows.restore_options import Options, flags_alone, parse
 
 T = TypeVar("T")
 
-_COLD_S = 0.8
-"""For each of two tries to make an empty folder; together below the 2 s that a start may take beyond its deadline."""
+INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store decides what runs here"
+
+_COLD_S, _LAST_S = 0.7, 0.3
+"""For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
             box.append(error)
         except MemoryError:
             box.append(NoRoomError("out of memory", hint="raise the memory limit of the service"))
+        except ImportError as error:
+            hint = "install cachepipe with all it needs; if that is done, raise the memory limit of the service"
+            box.append(CachepipeError(f"a library cannot be loaded: {error}", hint=hint))
         except Exception as error:  # noqa: BLE001 - the boundary: a bug of ours costs the warm start, not the service
             box.append(CachepipeError(f"{type(error).__name__}: {error}"))
         finally:
@@ -135,6 +141,8 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
         except UsageError as error:
             _say(f"cachepipe: {error}")
             start = start if options.command else _cold(error, options, common)
+    if options.accepts_unsigned:
+        _say(INSECURE)
     _say(_line(start, start_id, time.monotonic() - began))
     if options.is_json:
         _print_json(start, start_id, time.monotonic() - began)
@@ -189,10 +197,11 @@ def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) ->
 
 
 def _cold_folder() -> str:
-    places = cachedir.scratch_folders(os.environ)
     local = cachedir.scratch_folders({})  # no variable of the user: its folder may be the mount that hangs
-    for tried in (places, local):
-        found = _bounded(lambda tried=tried: cachedir.cold_folder(tried), time.monotonic() + _COLD_S)  # type: ignore[misc]
+    tries = ((cachedir.scratch_folders(os.environ), True, _COLD_S), (local, True, _COLD_S), (local, False, _LAST_S))
+    for places, asks_room, limit_s in tries:
+        make = partial(cachedir.cold_folder, places, asks_room)
+        found = _bounded(make, time.monotonic() + limit_s)
         if isinstance(found, str):
             return found
     return ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import bucket_label
@@ -63,6 +63,7 @@ class VerifyRequest:
     report: Path | None = None
     work: Path | None = None
     """None: `.cachepipe/<release>` beside the manifest."""
+    trust: TrustChoice = NO_CHOICE
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class VerifySummary:
     artifact: str
     statement: str
     status: str
-    """Of the signature: `unsigned`, …"""
+    """Of the signature, as `domain.trust.Verified.status`."""
     shape_buckets: tuple[VerifiedBucket, ...]
     checked_files: int
     violations: tuple[str, ...]
@@ -133,7 +134,7 @@ def verify(request: VerifyRequest, progress: Progress, now: datetime) -> tuple[V
     url = request.store or manifest.store
     if url is None:
         raise UsageError("no store is named", hint="give `--store`, or set `store` in the manifest")
-    store = open_store(url)
+    store = open_store(url, request.trust, now)
     summaries = []
     for device in matching_devices(manifest, progress.say):
         plan = plan_release(manifest, request.manifest, device)
@@ -141,7 +142,7 @@ def verify(request: VerifyRequest, progress: Progress, now: datetime) -> tuple[V
         channel = (
             ("--lock", str(request.lock.absolute())) if request.lock else ("--channel", _channel(request, manifest))
         )
-        source = RestoreSource(_absolute(url), plan.name, channel)
+        source = RestoreSource(_absolute(url), plan.name, (*channel, *_trust_words(request.trust)))
         limits = _limits(request, manifest)
         summaries.append(_verify_artifact(_Verification(request, plan, store, artifact, source, limits), progress))
     return tuple(summaries)
@@ -152,6 +153,11 @@ def refuse_violations(summaries: Sequence[VerifySummary]) -> None:
     VerificationError: any summary has a violation; all of them are listed.
     """
     refuse([violation for summary in summaries for violation in summary.violations])
+
+
+def _trust_words(choice: TrustChoice) -> tuple[str, ...]:
+    policy = ("--trust", os.path.abspath(choice.policy_file)) if choice.policy_file else ()
+    return (*policy, "--insecure-unsigned") if choice.accepts_unsigned else policy
 
 
 def _channel(request: VerifyRequest, manifest: Manifest) -> str:
@@ -179,8 +185,9 @@ def _choose(request: VerifyRequest, manifest: Manifest, plan: Plan, store: Store
         row: IndexRow = select(lock.rows, machine, str(request.lock))
     else:
         index = read_channel(store, plan.name, _channel(request, manifest), now).index
-        row = select(index.rows, machine, f"{plan.name}@{index.channel}", index.revoked)
-    return read_artifact(store, row, plan.name)
+        revoked = (*index.revoked, *store.trust.policy.revoked)
+        row = select(index.rows, machine, f"{plan.name}@{index.channel}", revoked)
+    return read_artifact(store, row, plan.name, is_pinned=request.lock is not None)
 
 
 def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:

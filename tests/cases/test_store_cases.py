@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.store import open_store
 from tests.support import s3, seaweed
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.restoring import (
@@ -44,7 +43,7 @@ def proxy(s3_server: seaweed.Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def published(base: Path, proxy: FaultProxy, **settings: object) -> tuple[Published, str]:
     demo = publish_release(base, **settings)  # type: ignore[arg-type]
     url = s3.address(proxy.url)
-    s3.copy_store(demo.store, open_store(url))
+    s3.copy_store(demo.store, s3.opened(url))
     proxy.clear()
     return demo, url
 

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from cachepipe.adapters.local_store import LocalStore
-from cachepipe.adapters.store import open_store
 from cachepipe.cli.main import cli, main
 from cachepipe.domain.collect import Floors
 from cachepipe.domain.index import LIFETIME, IndexRow
@@ -97,7 +96,7 @@ def asked(s3_server: seaweed.Seaweed, tmp_path_factory: pytest.TempPathFactory) 
 
 def build(url: str, folder: Path) -> None:
     """As `build` with the statement key alone: artifacts, and no index version; what is there already is found again."""
-    store = open_store(url)
+    store = s3.opened(url)
     (folder / "built").mkdir()
     statements = [publish_release(folder / "built", number=number).statement for number in range(3)]
     with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +122,7 @@ def move(url: str, folder: Path) -> None:
         ["revoke", url, "--name", "demo", "--channel", "candidate", "demo@candidate"],
     ):
         assert main(words) == 0, words
-    open_store(url).put_if_absent(pin_key(artifacts[0], "ab" * 16), b"of a publisher that was killed")
+    s3.opened(url).put_if_absent(pin_key(artifacts[0], "ab" * 16), b"of a publisher that was killed")
 
 
 def built(folder: Path) -> list[IndexRow]:
@@ -145,7 +144,7 @@ def restore(url: str, folder: Path) -> None:
 def clean(url: str, folder: Path) -> None:
     """A collection of everything that no channel names, stale pins too, and a check of all the rest."""
     # without checksums objects are removed one by one, which the log shows; S3 judges a bulk removal key by key as well
-    store = open_store(f"{url}&checksums=off")
+    store = s3.opened(f"{url}&checksums=off")
     done = collect.gc(store, floors=Floors(unfinished_s=0, published_s=0, versions=0, pin_s=0), deletes=True)
     assert done.removed and len(done.announcements) == 1
     assert fsck(store, NOW, is_deep=True).problems == ()

@@ -95,7 +95,7 @@ def test_case_l2_every_start_says_one_line(tmp_path: Path, demo: Published) -> N
     assert [ran.err.count("\n") for ran in (first, again, cold)] == [1, 1, 1]
     line = first.line
     assert (line["outcome"], line["name"], line["digest"]) == ("restored", "demo", demo.row.statement)
-    assert (line["trust"], line["folder"]) == ("unsigned", demo.root)
+    assert (line["trust"], line["folder"]) == ("development key", demo.root)
     assert int(line["bytes"]) == demo.row.packs_bytes + demo.row.size_bytes
     assert 0 < float(line["seconds"]) < 30
     assert (again.line["outcome"], again.line["bytes"]) == ("present", "0")
@@ -397,7 +397,7 @@ def publish_hostile(base: Path, packs: Path, statement) -> str:  # type: ignore[
     from cachepipe.domain.layout import pack_key, statement_key
     from cachepipe.domain.limits import LIMITS
     from cachepipe.domain.statement import statement_bytes
-    from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, seal
+    from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE
     from cachepipe.domain.ulid import ulid
     from cachepipe.workflows.fetch import row_of
 
@@ -407,10 +407,10 @@ def publish_hostile(base: Path, packs: Path, statement) -> str:  # type: ignore[
     store = LocalStore(base / "store")
     for blob in (*statement.packs, statement.table, statement.explain):
         store.put_if_absent(pack_key(statement.artifact, blob.digest), (packs / blob.digest).read_bytes())
-    envelope = seal(statement_bytes(statement), STATEMENT_PAYLOAD_TYPE)
+    envelope = store.trust.seal(statement_bytes(statement), STATEMENT_PAYLOAD_TYPE)
     store.put_if_absent(statement_key(statement.artifact), envelope)
     index = first_index("hostile", "stable", (row_of(statement, envelope),), now, "n")
-    store.put_if_absent(index_key("hostile", "stable", 1), seal(index_bytes(index), PAYLOAD_TYPE))
+    store.put_if_absent(index_key("hostile", "stable", 1), store.trust.seal(index_bytes(index), PAYLOAD_TYPE))
     return "hostile"
 
 
@@ -592,11 +592,10 @@ def test_another_machine_is_refused_before_any_pack_is_read(tmp_path: Path) -> N
 
 def test_an_expired_channel_is_not_used(tmp_path: Path, demo: Published) -> None:
     from cachepipe.domain.index import PAYLOAD_TYPE, advance, first_index, index_bytes
-    from cachepipe.domain.trust import seal
 
     old = datetime.now(timezone.utc) - timedelta(days=30)
     index = advance(first_index("demo", "stable", (demo.row,), old, "n"), (demo.row,), old, "m")
-    demo.store.put_if_absent(index_key("demo", "stable", 2), seal(index_bytes(index), PAYLOAD_TYPE))
+    demo.store.put_if_absent(index_key("demo", "stable", 2), demo.store.trust.seal(index_bytes(index), PAYLOAD_TYPE))
     ran = run_restore(tmp_path, *words(demo, "--strict"), *command(["true"]))
     assert ran.code == 14
     assert "expired" in ran.line["reason"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.store import open_store
 from tests.support import s3, seaweed
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.recorder import SilentServer
@@ -44,7 +43,7 @@ def demo(tmp_path: Path) -> Published:
 def url(proxy: FaultProxy, demo: Published, opened: None) -> str:
     """The address of a store that holds the release, behind the proxy."""
     address = s3.address(proxy.url)
-    s3.copy_store(demo.store, open_store(address))
+    s3.copy_store(demo.store, s3.opened(address))
     proxy.clear()
     return address
 
@@ -164,7 +163,7 @@ def test_over_tls_with_an_authority_of_its_own(
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(s3_server.ca_bundle))
     url = s3.address(s3_server.tls_endpoint)
-    s3.copy_store(demo.store, open_store(url))
+    s3.copy_store(demo.store, s3.opened(url))
     without = restore(tmp_path, url, *command(["true"]))
     assert without.line["outcome"] == "cold"
     assert "AWS_CA_BUNDLE" in without.line["hint"]

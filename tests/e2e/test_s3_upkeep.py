@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cachepipe.adapters.local_store import LocalStore
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import Store
 from cachepipe.cli.main import main
 from cachepipe.domain.collect import Floors
 from cachepipe.domain.index import IndexRow
@@ -22,7 +22,7 @@ from cachepipe.workflows.fetch import newest, read_artifact, read_file_table
 from cachepipe.workflows.fsck import fsck
 from cachepipe.workflows.mirror import copy
 from cachepipe.workflows.publish import publish
-from tests.support import s3, seaweed
+from tests.support import authority, s3, seaweed
 from tests.support.artifacts import make_artifact
 from tests.support.fault_proxy import Fault, FaultProxy
 
@@ -45,7 +45,7 @@ def url(proxy: FaultProxy) -> str:
 
 @pytest.fixture
 def store(url: str) -> Store:
-    return open_store(url)
+    return s3.opened(url)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_tombstone_whose_answer_was_lost_is_our_own(proxy: FaultProxy, store: 
 def test_releases_travel_from_s3_to_a_folder_and_on_to_another_s3(
     proxy: FaultProxy, url: str, store: Store, rows: list[IndexRow], tmp_path: Path
 ) -> None:
-    disk, other = LocalStore(tmp_path / "usb"), open_store(s3.address(proxy.url))
+    disk, other = LocalStore(tmp_path / "usb", authority.shared()), s3.opened(s3.address(proxy.url))
     copy(store, disk, (), ())
     copy(disk, other, (), ())
     assert current(disk, "candidate") == current(other, "candidate") == {rows[2]}

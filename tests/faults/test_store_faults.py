@@ -19,7 +19,7 @@ import pytest
 from cachepipe.adapters import s3 as s3_boto3
 from cachepipe.adapters import s3_read
 from cachepipe.adapters.packs import open_blob
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import Store
 from cachepipe.domain.layout import pack_key
 from cachepipe.errors import CachepipeError, StoreError
 from cachepipe.workflows import publish as publishing
@@ -29,7 +29,7 @@ from cachepipe.workflows.publish import publish
 from cachepipe.workflows.restore import restore_absent
 from cachepipe.workflows.restore_options import Options
 from cachepipe.workflows.serve import _bounded
-from tests.support import s3, seaweed
+from tests.support import authority, s3, seaweed
 from tests.support.artifacts import NOW, make_artifact
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.restoring import Published, files_below, publish_release
@@ -179,7 +179,7 @@ def shop(s3_server: seaweed.Seaweed, tmp_path_factory: pytest.TempPathFactory) -
         for name, value in s3.environment().items():
             patch.setenv(name, value)
         url = s3.address(proxy.url)
-        s3.copy_store(releases["newest"].store, open_store(url))
+        s3.copy_store(releases["newest"].store, s3.opened(url))
         yield Shop(proxy, url, releases)
 
 
@@ -211,7 +211,14 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def restored(shop: Shop, folder: Path) -> str:
-    options = Options(store=shop.url, names=("demo",), dest=str(folder), command=("true",), deadline_s=DEADLINE_S)
+    options = Options(
+        trust=authority.shared().policy_file,
+        store=shop.url,
+        names=("demo",),
+        dest=str(folder),
+        command=("true",),
+        deadline_s=DEADLINE_S,
+    )
     deadline = time.monotonic() + DEADLINE_S
     request = RestoreRequest(options, {"TMPDIR": str(folder.parent)}, datetime.now(timezone.utc), deadline, "")
     result = _bounded(lambda: restore_absent(request), deadline)
@@ -274,13 +281,13 @@ def test_a_fault_while_writing(
     target: str, fault: str, times: str, shop: Shop, reader: None, hasty: None, tmp_path: Path
 ) -> None:
     url = s3.address(shop.proxy.url)
-    store = open_store(url)
+    store = s3.opened(url)
     first = publish(store, "demo", "candidate", make_artifact(tmp_path, 1), NOW)
     shop.proxy.clear()
     hit = shop.proxy.add(armed_put(fault, target, times))
     second = make_artifact(tmp_path, 2)
     try:
-        publish(open_store(url), "demo", "candidate", second, NOW)
+        publish(s3.opened(url), "demo", "candidate", second, NOW)
         outcome = "published"
     except CachepipeError as error:
         outcome = named(error)

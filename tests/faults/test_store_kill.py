@@ -20,6 +20,7 @@ from cachepipe.workflows import collect, mirror
 from cachepipe.workflows.collect import gc
 from cachepipe.workflows.fetch import newest, read_artifact, read_file_table
 from cachepipe.workflows.fsck import fsck
+from tests.support import authority
 from tests.support.aging import age
 from tests.support.artifacts import NOW
 from tests.support.counting import Record
@@ -47,7 +48,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     url = f"file://{folder}/store"
     for number in range(1, 14):
         publish(url, str(folder / "work"), number)
-    age(LocalStore(folder / "store"), "v1/", 50)
+    age(LocalStore(folder / "store", authority.shared()), "v1/", 50)
     return folder / "store"
 
 
@@ -55,7 +56,7 @@ def fresh(old: Path, place: Path) -> LocalStore:
     """Returns a copy of the store, ages included."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(old, place)
-    return LocalStore(place)
+    return LocalStore(place, authority.shared())
 
 
 def killed(zygote: Zygote, point: str, job: str, *arguments: object) -> bool:
@@ -116,7 +117,7 @@ def test_a_copy_killed_at_any_point_is_finished_by_the_next_run(
 ) -> None:
     source, half = fresh(old, tmp_path / "source"), tmp_path / "half"
     assert zygote.run("copy", source.url, f"file://{half}") == 0
-    good = current(LocalStore(half))
+    good = current(LocalStore(half, authority.shared()))
     for number in (20, 21, 22):
         assert zygote.run("publish", source.url, str(tmp_path / "work"), number) == 0
     points = (*mirror.FAIL_POINTS, "publish.after_pin", "store.before_link", "store.after_link")
@@ -168,7 +169,7 @@ def test_a_publisher_or_promoter_killed_at_any_point_leaves_the_last_good_versio
 def test_kills_at_random_times_lose_nothing(
     zygote: Zygote, old: Path, tmp_path: Path, kills: int, record: Keep
 ) -> None:
-    store, target = fresh(old, tmp_path / "store"), LocalStore(tmp_path / "target")
+    store, target = fresh(old, tmp_path / "store"), LocalStore(tmp_path / "target", authority.shared())
     chance = random.Random(4)
     counts = {"kills": 0, "too_late": 0, "runs": 0}
     number = 100

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.store import open_store
 from cachepipe.workflows.fetch import newest, read_index_version
 from cachepipe.workflows.fsck import fsck
 from tests.support import s3
@@ -84,7 +83,7 @@ def test_what_a_channel_names_is_whole_whoever_publishes_promotes_and_collects(
     assert counts["broken"] == 0
     assert counts["checks"] >= checks
     assert min(counts["published"], counts["promoted"] + counts["refused"], counts["removed"]) > 0, counts
-    store = open_store(place.url)
+    store = s3.opened(place.url)
     assert fsck(store, NOW).problems == ()
     assert not list(store.list("v1/pins/")) and not list(store.list("v1/tombs/"))
 
@@ -111,7 +110,7 @@ def race(place: Place, folder: Path, writers: int, rounds: int) -> dict[str, int
     ]
     assert [place.zygote.wait(pid) for pid in pids] == [0] * writers
     told = [log.read_text().split() for log in logs]
-    store = open_store(place.url)
+    store = s3.opened(place.url)
     current = newest(store, "demo", "candidate")
     assert current is not None and current.version == writers * rounds
     before: set[str] = set()

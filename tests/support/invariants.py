@@ -38,7 +38,7 @@ def check(root: Path, is_collected: bool = False) -> tuple[dict[str, int], list[
     problems = []
     files = [path for path in root.rglob("*") if path.is_file()]
     keys = {path.relative_to(root).as_posix() for path in files}
-    keys = {key for key in keys if not key.startswith(".tmp/")}
+    keys = {key for key in keys if not key.startswith((".tmp/", ".keys/"))}
     problems += [f"unknown object {key}" for key in keys if KEYS.fullmatch(key) is None]
     versions: dict[str, list[int]] = {}
     for key in sorted(keys):

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cachepipe.adapters.dev_keys import dev_key
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.packs import pack_tree, write_blob
+from cachepipe.adapters.store import NO_CHOICE, TrustChoice
 from cachepipe.domain.artifact import FileTable
 from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.limits import LIMITS
@@ -25,6 +27,7 @@ from cachepipe.domain.statement import FORMAT, Statement
 from cachepipe.domain.ulid import ulid
 from cachepipe.workflows.publish import PackedArtifact, publish
 from tests.support.artifacts import entry_record, entry_spec
+from tests.support.authority import new_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -77,6 +80,7 @@ def publish_release(
     number: int = 0,
     root: str | None = None,
     files: Mapping[str, bytes] | None = None,
+    trust: TrustChoice = NO_CHOICE,
     **changes: object,
 ) -> Published:
     """Publishes a small release into `<base>/store`, channel stable, with a lock file beside it.
@@ -87,6 +91,7 @@ def publish_release(
         number: another number gives other bytes.
         root: where the builder compiled; default `<base>/cache/<name>`.
         files: the tree; default `tree_files`.
+        trust: of the publisher; default: development keys.
         changes: fields of the statement in place of the usual ones.
     """
     root = root or str(base / "cache" / name)
@@ -117,7 +122,9 @@ def publish_release(
         builder={"cachepipe": "0.1.0"},
     )
     statement = replace(statement, **changes)  # type: ignore[arg-type]
-    store = LocalStore(base / "store")
+    store = LocalStore(base / "store", trust)
+    if trust == NO_CHOICE:
+        dev_key(store.root, lambda: new_key("d"))  # one for all folder stores, which a policy can list
     row = publish(store, name, "stable", PackedArtifact(statement, work / "blobs"), now)
     lock = base / f"{name}.lock"
     lock.write_bytes(lock_bytes(Lock(LOCK_FORMAT, name, "stable", 1, (row,), root)))

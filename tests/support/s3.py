@@ -6,8 +6,8 @@ import itertools
 import os
 from urllib.parse import quote
 
-from cachepipe.adapters.store import Store
-from tests.support import seaweed
+from cachepipe.adapters.store import Store, open_store
+from tests.support import authority, seaweed
 
 _NUMBERS = itertools.count()
 
@@ -16,6 +16,11 @@ def address(endpoint: str, **parameters: str) -> str:
     """Returns the address of an empty store on a server."""
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in {"endpoint": endpoint, **parameters}.items())
     return f"s3://{seaweed.S3_BUCKET}/t{os.getpid()}-{next(_NUMBERS)}?{query}"
+
+
+def opened(url: str) -> Store:
+    """Returns the store at any address, under the tests' own keys."""
+    return open_store(url, authority.shared())
 
 
 def copy_store(source: Store, target: Store) -> None:
@@ -38,5 +43,6 @@ def environment(keys: tuple[str, str] = seaweed.ADMIN, **more: str) -> dict[str,
         "AWS_CONFIG_FILE": "/nonexistent/config",
         "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent/credentials",
         "AWS_EC2_METADATA_DISABLED": "true",
+        **authority.shared_environment(),
         **more,
     }

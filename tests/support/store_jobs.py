@@ -14,12 +14,13 @@ import boto3  # noqa: F401 - imported before the fork, so that no job pays for i
 import botocore.session  # noqa: F401
 
 from cachepipe.adapters.packs import pack_tree  # noqa: F401
-from cachepipe.adapters.store import Store, open_store
+from cachepipe.adapters.store import Store
 from cachepipe.domain.collect import Floors
 from cachepipe.errors import ConflictError, IntegrityError, MissError
 from cachepipe.workflows import channels, collect, mirror
 from cachepipe.workflows import publish as publishing
 from cachepipe.workflows.fetch import newest, read_artifact, read_index_version
+from tests.support import s3
 from tests.support.artifacts import CPU_PARTS, NOW, make_artifact
 
 LIMIT_S = 3600.0
@@ -35,12 +36,12 @@ def publish(url: str, folder: str, number: int, channel: str = "candidate", thre
     Path(folder).mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=folder))  # an earlier try may have been killed: the same artifact is packed again
     packed = make_artifact(work, number, {**CPU_PARTS, "threads": threads})
-    publishing.publish(open_store(url), "demo", channel, packed, NOW)
+    publishing.publish(s3.opened(url), "demo", channel, packed, NOW)
 
 
 def publish_rounds(url: str, folder: str, writer: int, rounds: int, log: str) -> None:
     """Publishes artifact after artifact for a target of its own, and logs every statement that it was told is published."""
-    store = open_store(url)
+    store = s3.opened(url)
     Path(folder).mkdir()
     with Path(log).open("w") as told:
         for round_ in range(rounds):
@@ -51,19 +52,19 @@ def publish_rounds(url: str, folder: str, writer: int, rounds: int, log: str) ->
 
 
 def promote(url: str, ref: str | None = None) -> None:
-    channels.promote(open_store(url), "demo", "candidate", "stable", ref, NOW)
+    channels.promote(s3.opened(url), "demo", "candidate", "stable", ref, NOW)
 
 
 def renew(url: str) -> None:
-    channels.renew(open_store(url), "demo", "candidate", NOW)
+    channels.renew(s3.opened(url), "demo", "candidate", NOW)
 
 
 def gc(url: str) -> None:
-    collect.gc(open_store(url), deletes=True)
+    collect.gc(s3.opened(url), deletes=True)
 
 
 def copy(source: str, target: str) -> None:
-    mirror.copy(open_store(source), open_store(target), (), ())
+    mirror.copy(s3.opened(source), s3.opened(target), (), ())
 
 
 # --- the stress of gc: everybody at once, until a file says stop ------------------------------------------------------------
@@ -80,7 +81,7 @@ def _count(path: str, counts: dict[str, int]) -> None:
 
 def stress_publisher(url: str, folder: str, writer: int, stop: str, log: str) -> None:
     """Publishes until told to stop; now and then it takes its time between announcement and upload."""
-    store, chance = open_store(url), random.Random(writer)
+    store, chance = s3.opened(url), random.Random(writer)
     Path(folder).mkdir()
     counts = {"published": 0}
     while _goes_on(stop):
@@ -93,7 +94,7 @@ def stress_publisher(url: str, folder: str, writer: int, stop: str, log: str) ->
 
 def stress_promoter(url: str, seed: int, stop: str, log: str) -> None:
     """Promotes artifacts of old and new versions, most of which gc is after; a refusal is fine, a broken channel is not."""
-    store, chance = open_store(url), random.Random(seed)
+    store, chance = s3.opened(url), random.Random(seed)
     counts = {"promoted": 0, "refused": 0}
     while _goes_on(stop):
         found = newest(store, "demo", "candidate")
@@ -111,7 +112,7 @@ def stress_promoter(url: str, seed: int, stop: str, log: str) -> None:
 
 def stress_collector(url: str, stop: str, log: str, is_naive: bool = False) -> None:
     """Collects without floors; `is_naive` never looks a second time, as a sweep without announcements would not."""
-    store = open_store(url)
+    store = s3.opened(url)
     counts = {"runs": 0, "removed": 0}
     if is_naive:
         collect._look_again = lambda store, artifacts: collect.take_inventory(())
@@ -125,7 +126,7 @@ def stress_collector(url: str, stop: str, log: str, is_naive: bool = False) -> N
 
 def stress_checker(url: str, checks: int, limit_s: float, stop: str, log: str) -> None:
     """Looks whether every artifact that a current version names is whole, by keys alone; ends the stress."""
-    store = open_store(url)
+    store = s3.opened(url)
     counts = {"checks": 0, "broken": 0, "superseded": 0}
     give_up = time.monotonic() + limit_s
     try:

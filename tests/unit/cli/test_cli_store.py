@@ -66,7 +66,7 @@ def test_show_takes_every_kind_of_ref(url: str, rows: list[IndexRow], capsys: Ou
     }[by]
     (artifact,) = document(capsys, "show", url, ref)["artifacts"]
     assert artifact["statement"] == rows[1].statement
-    assert artifact["status"] == "unsigned"
+    assert artifact["status"] == "development key"
 
 
 def test_show_names_what_is_missing(url: str, rows: list[IndexRow], capsys: Output) -> None:

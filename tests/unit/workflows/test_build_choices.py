@@ -82,7 +82,7 @@ def test_a_manifest_that_moved_on_is_stale_and_the_changed_parts_are_named() -> 
 
 
 def test_a_release_is_the_same_only_with_the_same_names_and_keys() -> None:
-    earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "unsigned"), {})
+    earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "signed", ""), {})
     assert earlier.is_the_same_release(plan(*ENTRIES))
     assert not earlier.is_the_same_release(plan(*ENTRIES[:2]))
     assert not earlier.is_the_same_release(plan(*ENTRIES[:2], planned("c")))
@@ -148,5 +148,5 @@ def test_explain_data_that_does_not_fit_keeps_lookups_and_drops_components() -> 
 
 def test_a_tolerance_that_was_not_judged_is_another_release() -> None:
     strict = replace(ENTRIES[0], spec=replace(ENTRIES[0].spec, rtol=1e-9))
-    earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "unsigned"), {})
+    earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "signed", ""), {})
     assert not earlier.is_the_same_release(plan(strict, *ENTRIES[1:]))

@@ -176,7 +176,7 @@ def test_a_channel_with_one_version_cannot_go_back(store: LocalStore, cpu: Index
 def test_a_revoked_artifact_is_named_and_no_longer_current(store: LocalStore, cpu: IndexRow, gpu: IndexRow) -> None:
     index = revoke(store, "demo", "candidate", cpu.statement[:10], LATER)
     assert (index.rows, index.revoked) == ((gpu,), (cpu.statement,))
-    with pytest.raises(MissError):
+    with pytest.raises(TrustError, match=cpu.artifact):
         select((cpu,), fingerprint_of(CPU_PARTS), "demo", index.revoked)
     assert renew(store, "demo", "candidate", LATER).revoked == (cpu.statement,)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cachepipe.adapters.local_store import LocalStore
-from cachepipe.domain import trust
 from cachepipe.domain.index import PAYLOAD_TYPE, IndexRow, index_bytes
 from cachepipe.domain.layout import hint_key, index_key, pack_key, pin_key, statement_key, tomb_key
 from cachepipe.errors import MissError, StoreError
@@ -143,7 +142,7 @@ def test_an_exchanged_statement_is_found_though_it_is_sound(store: LocalStore, r
 def test_a_row_with_another_digest_than_the_artifact_has_is_found(store: LocalStore, rows: list[IndexRow]) -> None:
     index = read_channel(store, "demo", "stable", NOW).index
     forged = index_bytes(index).replace(rows[0].statement.encode(), b"f" * 64)
-    path(store, index_key("demo", "stable", 1)).write_bytes(trust.seal(forged, PAYLOAD_TYPE))
+    path(store, index_key("demo", "stable", 1)).write_bytes(store.trust.seal(forged, PAYLOAD_TYPE))
     (line,) = lines(fsck(store, NOW))
     assert line == f"demo@stable:1: names {rows[0].artifact} with another statement than it has: {'f' * 64}"
 

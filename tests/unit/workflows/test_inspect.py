@@ -51,7 +51,7 @@ def test_show_has_sizes_fingerprint_coverage_and_evidence(store: LocalStore, tmp
     tree = show(store, "demo@candidate")
     (artifact,) = tree["artifacts"]
     assert artifact["statement"] == row.statement
-    assert artifact["status"] == "unsigned"
+    assert artifact["status"] == "development key"
     assert artifact["fingerprint"] == CPU_PARTS
     assert artifact["sizes"]["files"] == 3
     assert artifact["sizes"]["tuned_bytes"] == 1_000_000

@@ -46,7 +46,7 @@ def contents(store: LocalStore) -> dict[str, bytes | None]:
 
 
 def restorable(store: LocalStore, channel: str) -> set[IndexRow]:
-    rows = read_channel(store, "demo", channel, NOW).index.rows
+    rows = read_channel(store, "demo", channel, LATER).index.rows
     for row in rows:
         read_file_table(store, read_artifact(store, row, "demo").statement)
     return set(rows)

@@ -46,11 +46,15 @@ def test_every_option_has_its_variable_and_the_words_win() -> None:
         "CACHEPIPE_ENV_FILE": "e",
         "CACHEPIPE_STATE_DIR": "/st",
         "CACHEPIPE_NO_ATTACH": "true",
+        "CACHEPIPE_TRUST": "/p",
+        "CACHEPIPE_INSECURE_UNSIGNED": "1",
         "CACHEPIPE_JSON": "0",
     }
     assert set(environment) == {option.variable for option in OPTIONS} | {"CACHEPIPE_STORE"}
     found = parse([], environment)
-    assert found == Options("/s", ("a", "b"), "beta", ("l1", "l2"), "/d", True, 7.0, "e", "/st", True, False, ())
+    assert found == Options(
+        "/s", ("a", "b"), "beta", ("l1", "l2"), "/d", True, 7.0, "e", "/st", True, "/p", True, False, ()
+    )
     assert parse(["--name", "c", "/other"], environment).names == ("c",)
     assert parse(["--name", "c", "/other"], environment).store == "/other"
 

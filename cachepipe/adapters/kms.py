@@ -1,0 +1,111 @@
+"""A signing key in AWS KMS, of which this process only ever sees the public half.
+
+Key specification ECC_NIST_P256, usage SIGN_VERIFY. Rights: `kms:GetPublicKey` and `kms:Sign`; to make one `kms:CreateKey` and
+`kms:CreateAlias` as well.
+
+Source: AWS KMS API, Sign: with MessageType DIGEST and ECDSA_SHA_256 it takes the SHA-256 of the message, so that no
+message is too long for it, and answers with a DER signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from cachepipe.errors import TrustError, UsageError
+
+ALGORITHM = "ECDSA_SHA_256"
+
+
+class KmsKey:
+    """One key, by its id, ARN or alias.
+
+    Args:
+        key_id: `alias/…`, an id or an ARN.
+        client: boto3's `kms` client; None: one of the environment's credentials and region.
+    """
+
+    def __init__(self, key_id: str, client: Any = None) -> None:
+        self.key_id = key_id
+        self._client = client if client is not None else _client()
+
+    def public_der(self) -> bytes | None:
+        """Returns the public key, DER; None: there is no such key.
+
+        Raises:
+            TrustError: KMS refuses, cannot be reached, or the key cannot sign as we do.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer = self._client.get_public_key(KeyId=self.key_id)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") == "NotFoundException":
+                return None
+            raise self._failed("public key", error) from error
+        except BotoCoreError as error:
+            raise self._failed("public key", error) from error
+        if ALGORITHM not in answer.get("SigningAlgorithms", ()):
+            raise TrustError(
+                f"KMS key {self.key_id}: cannot sign with {ALGORITHM}", hint="use a key of the kind ECC_NIST_P256"
+            )
+        public = answer["PublicKey"]
+        assert isinstance(public, bytes)
+        return public
+
+    def create(self) -> None:
+        """Makes the key and, where `key_id` is one, its alias.
+
+        Raises:
+            TrustError: `key_id` is no alias, or KMS refuses.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if not self.key_id.startswith("alias/"):
+            raise TrustError(
+                f"there is no KMS key {self.key_id}", hint="name an alias, `kms:alias/…`, to have one made"
+            )
+        try:
+            made = self._client.create_key(KeySpec="ECC_NIST_P256", KeyUsage="SIGN_VERIFY", Description="cachepipe")
+            self._client.create_alias(AliasName=self.key_id, TargetKeyId=made["KeyMetadata"]["KeyId"])
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed("creation", error) from error
+
+    def sign(self, message: bytes) -> bytes:
+        """Returns the ECDSA signature of a message, DER.
+
+        Raises:
+            TrustError: KMS refuses or cannot be reached.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer = self._client.sign(
+                KeyId=self.key_id,
+                Message=hashlib.sha256(message).digest(),
+                MessageType="DIGEST",
+                SigningAlgorithm=ALGORITHM,
+            )
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed("signature", error) from error
+        signature = answer["Signature"]
+        assert isinstance(signature, bytes)
+        return signature
+
+    def _failed(self, what: str, error: Exception) -> TrustError:
+        return TrustError(
+            f"KMS key {self.key_id}: no {what}: {error}",
+            hint="check region, credentials and the key's policy: kms:GetPublicKey and kms:Sign are needed",
+        )
+
+
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 4, "mode": "standard"})
+        return boto3.client("kms", config=config)
+    except BotoCoreError as error:
+        raise UsageError(f"no KMS client: {error}", hint="set AWS_REGION and credentials") from error

@@ -1,0 +1,68 @@
+"""Whether an index may be used now: not below the floor, not expired, not from the future.
+
+A store that hides newer versions (freeze) or plays back older ones (rollback) is noticed by these alone, so the messages
+say which number refused. A lock file needs none of them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from cachepipe.domain.index import Index, parse_timestamp, timestamp
+from cachepipe.domain.policy import Policy
+from cachepipe.domain.trust import TOLERANCE
+from cachepipe.errors import TrustError
+
+LONGEST_LIFE = timedelta(days=30)
+"""An index that claims to live longer is refused: it could be played back for as long."""
+
+
+def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
+    """Returns if the index may be used.
+
+    Raises:
+        TrustError: below the policy's version, expired by its own time or the policy's, living too long, or from the future.
+    """
+    label = f"{index.name}@{index.channel}:{index.version}"
+    check_floor(label, index.version, policy.minimum_index_version(index.name, index.channel), "the trust policy wants")
+    created, ends = parse_timestamp(index.created_at, "index"), parse_timestamp(index.expires_at, "index")
+    if ends - created > LONGEST_LIFE:
+        raise TrustError(f"the index lives longer than {LONGEST_LIFE.days} days: {label}, {created} to {ends}")
+    if now > expiry(index, policy) + TOLERANCE:
+        raise TrustError(
+            f"the index has expired: {label} at {timestamp(expiry(index, policy))}",
+            hint="give it a fresh date with `cachepipe renew`; if that is done every week, "
+            "someone hides newer versions or the clock is wrong",
+        )
+    if created > now + TOLERANCE:
+        raise TrustError(
+            f"the index is from the future: {label} of {index.created_at}, here it is {timestamp(now)}",
+            hint="set this machine's clock, or the publisher's",
+        )
+
+
+def check_floor(label: str, version: int, minimum: int, whose: str) -> None:
+    """Returns if an index is of this version or a later one.
+
+    Raises:
+        TrustError: it is older; both numbers are named.
+    """
+    if version < minimum:
+        raise TrustError(
+            f"the index is older than allowed: {label}, {whose} {minimum} or later",
+            hint="an older version was played back, or the store was made anew: look who can write it",
+        )
+
+
+def expiry(index: Index, policy: Policy) -> datetime:
+    """Returns when the index expires, by its own word or by the policy's, whichever is earlier."""
+    return parse_timestamp(index.created_at, "index") + timedelta(seconds=policy.maximum_age_s(index))
+
+
+def age_warning(index: Index, policy: Policy, now: datetime) -> str:
+    """Returns a warning from the middle of an index's life on; empty before."""
+    created, ends = parse_timestamp(index.created_at, "index"), expiry(index, policy)
+    if now - created < (ends - created) / 2:
+        return ""
+    what = f"{index.name}@{index.channel}:{index.version} expires at {timestamp(ends)}"
+    return f"{what}: more than half of its life is over, renew it (`cachepipe renew`)"

@@ -1,0 +1,295 @@
+"""Signatures through the real command line: what a service starts with under which policy, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from cachepipe.adapters.local_store import LocalStore
+from cachepipe.domain import trust
+from cachepipe.domain.index import PAYLOAD_TYPE, index_bytes
+from cachepipe.domain.layout import hint_key, index_key, statement_key
+from cachepipe.domain.policy import ChannelRule, Policy
+from cachepipe.workflows.channels import promote, renew
+from cachepipe.workflows.fetch import read_channel
+from tests.support import authority
+from tests.support.authority import key, policy, write_policy
+from tests.support.restoring import (
+    Published,
+    command,
+    environment,
+    files_below,
+    publish_release,
+    restore_words,
+    run_restore,
+)
+
+STARTED = command(["echo", "started"])
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Published:
+    """A release that was signed with the keys `s` and `i`."""
+    return publish_release(tmp_path, trust=authority.choice(tmp_path / "keys"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return write_policy(tmp_path / "trust.json")
+
+
+def words(release: Published, *more: str) -> tuple[str, ...]:
+    return (release.store.url, "--name", release.name, "--dest", release.root, *more)
+
+
+def test_a_signed_release_is_restored_and_present_under_its_policy(tmp_path: Path, demo: Published, file: str) -> None:
+    for outcome in ("restored", "present"):
+        ran = run_restore(tmp_path, *words(demo, "--trust", file), *STARTED)
+        assert (ran.out, ran.line["outcome"], ran.line["trust"]) == ("started\n", outcome, "signed")
+    assert files_below(demo.root) == demo.restored_bytes(demo.root)
+
+
+def test_the_policy_can_be_named_by_a_variable(tmp_path: Path, demo: Published, file: str) -> None:
+    ran = run_restore(tmp_path, *words(demo), *STARTED, env=environment(tmp_path, CACHEPIPE_TRUST=file))
+    assert ran.line["trust"] == "signed"
+
+
+def test_without_its_policy_a_folder_store_does_not_believe_foreign_keys(tmp_path: Path, demo: Published) -> None:
+    ran = run_restore(tmp_path, *words(demo), *STARTED)
+    assert (ran.out, ran.line["outcome"]) == ("started\n", "cold")
+    assert "no trust policy says whose signatures count" in ran.line["reason"]
+    assert run_restore(tmp_path, *words(demo, "--strict"), *STARTED).code == 14
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (policy(key("stranger", "statement", "index")), "by a key that the policy does not list"),
+        (policy(key("i", "statement"), key("s", "index")), "may not sign as index"),
+        (policy(channels={"stable": ChannelRule(5)}), "the trust policy wants 5 or later"),
+        (policy(key("i", "index"), key("i2", "index"), thresholds={"index": 2}), "1 of 2 index signatures count"),
+        (policy(key("s", "statement"), key("i", "index", not_after="2026-01-01T00:00:00Z")), "ended at 2026-01-01"),
+        (policy(key("i", "index")), "0 of 1 statement signatures count"),
+    ],
+)
+def test_what_the_policy_does_not_allow_is_a_cold_start_with_the_reason(
+    tmp_path: Path, demo: Published, chosen: Policy, reason: str
+) -> None:
+    file = write_policy(tmp_path / "other.json", chosen)
+    ran = run_restore(tmp_path, *words(demo, "--trust", file), *STARTED)
+    assert (ran.code, ran.out, ran.line["outcome"]) == (0, "started\n", "cold")
+    assert reason in ran.line["reason"]
+    assert not os.path.exists(demo.root)
+    assert run_restore(tmp_path, *words(demo, "--trust", file, "--strict"), *STARTED).code == 14
+
+
+def test_a_policy_that_cannot_be_used_is_never_no_policy(tmp_path: Path, demo: Published) -> None:
+    (tmp_path / "broken.json").write_text("{}")
+    Path(write_policy(tmp_path / "open.json")).chmod(0o666)
+    for name in ("broken.json", "open.json", "absent.json"):
+        ran = run_restore(tmp_path, *words(demo, "--trust", str(tmp_path / name), "--strict"), *STARTED)
+        assert (ran.code, ran.out) == (14, "")
+        assert name in ran.line["reason"]
+
+
+# --- unsigned ------------------------------------------------------------------------------------------------------------
+
+
+def strip_signatures(release: Published) -> None:
+    """Makes the channel's newest version one that nobody signed, as an attacker would."""
+    store = LocalStore(release.store.root)
+    path = Path(store.root, index_key("demo", "stable", 1))
+    opened = trust.open_envelope(path.read_bytes(), PAYLOAD_TYPE, "x")
+    path.write_bytes(trust.seal(opened.payload, PAYLOAD_TYPE))
+
+
+def test_case_j3_unsigned_is_refused_with_a_policy_and_without_one(tmp_path: Path, demo: Published, file: str) -> None:
+    strip_signatures(demo)
+    for more in ((), ("--trust", file)):
+        ran = run_restore(tmp_path, *words(demo, "--strict", *more))
+        assert ran.code == 14
+        assert "unsigned" in ran.line["reason"]
+
+
+def test_insecure_unsigned_starts_and_warns_each_time(tmp_path: Path, demo: Published) -> None:
+    strip_signatures(demo)
+    for outcome in ("restored", "present"):
+        ran = run_restore(tmp_path, *words(demo, "--insecure-unsigned"), *STARTED)
+        assert (ran.out, ran.line["outcome"]) == ("started\n", outcome)
+        assert "warning: --insecure-unsigned" in ran.err
+    assert ran.line["trust"] == "unchecked signatures"
+    ran = run_restore(tmp_path, *words(demo, "--strict"))
+    assert ran.code == 14, "what was restored unsigned is not present for a start that asks for signatures"
+
+
+def test_case_j3_insecure_unsigned_is_refused_by_a_policy_file(tmp_path: Path, demo: Published, file: str) -> None:
+    run_restore(tmp_path, *words(demo, "--trust", file))
+    for more in (words(demo), (*words(demo), "--lock", demo.lock)):
+        ran = run_restore(tmp_path, *more, "--trust", file, "--insecure-unsigned", "--strict")
+        assert ran.code == 14
+        assert "`--insecure-unsigned` is refused" in ran.line["reason"]
+
+
+# --- a folder that is there, under another policy ------------------------------------------------------------------------
+
+
+def test_under_another_policy_the_kept_envelope_is_judged_again_offline(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    run_restore(tmp_path, *words(demo, "--trust", file))
+    shutil.rmtree(demo.store.root)
+    wider = write_policy(
+        tmp_path / "wider.json", policy(key("s", "statement"), key("i", "index"), key("s2", "statement"))
+    )
+    locked = ("--name", "demo", "--dest", demo.root, "--lock", demo.lock, "--strict")
+    ran = run_restore(tmp_path, *locked, "--trust", wider, *STARTED)
+    assert (ran.out, ran.line["outcome"], ran.line["trust"]) == ("started\n", "present", "signed")
+    narrower = write_policy(tmp_path / "narrower.json", policy(key("s2", "statement")))
+    assert run_restore(tmp_path, *locked, "--trust", narrower, *STARTED).out == ""
+    revoked = write_policy(tmp_path / "revoked.json", policy(revoked=(demo.row.statement,)))
+    assert run_restore(tmp_path, *locked, "--trust", revoked, *STARTED).out == ""
+
+
+def test_a_harmed_envelope_vouches_for_nothing(tmp_path: Path, demo: Published, file: str) -> None:
+    run_restore(tmp_path, *words(demo, "--trust", file))
+    shutil.rmtree(demo.store.root)
+    (envelope,) = Path(demo.root, ".cachepipe/envelopes").iterdir()
+    facts = envelope.stat()
+    envelope.write_bytes(envelope.read_bytes().replace(b"A", b"B", 1))
+    os.utime(envelope, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # the stat says unchanged
+    wider = write_policy(tmp_path / "wider.json", policy(key("s", "statement"), key("s2", "statement")))
+    locked = ("--name", "demo", "--dest", demo.root, "--lock", demo.lock, "--strict")
+    assert run_restore(tmp_path, *locked, "--trust", wider, *STARTED).out == ""
+
+
+def test_a_present_start_imports_no_cryptography(tmp_path: Path, demo: Published, file: str) -> None:
+    run_restore(tmp_path, *words(demo, "--trust", file, "--lock", demo.lock))
+    code = (
+        "import os, sys\n"
+        "def told(*words): print(sorted({'cryptography', 'securesystemslib'} & set(sys.modules)), flush=True); os._exit(0)\n"
+        "os.execvpe = told\nfrom cachepipe.entrypoint import main\nmain(sys.argv[1:])\n"
+    )
+    argv = [
+        sys.executable,
+        "-c",
+        code,
+        *restore_words(*words(demo, "--trust", file, "--lock", demo.lock))[3:],
+        *STARTED,
+    ]
+    ran = subprocess.run(argv, env=environment(tmp_path), cwd="/", capture_output=True, text=True, check=True)
+    assert "outcome=present" in ran.stderr
+    assert ran.stdout == "[]\n"
+
+
+# --- rollback on one node ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_has_seen_a_newer_version_refuses_an_older_one(tmp_path: Path, demo: Published, file: str) -> None:
+    store = demo.store
+    first = Path(store.root, index_key("demo", "stable", 1))
+    assert first.exists()
+    renew(store, "demo", "stable", _now())
+    second = publish_release(tmp_path, number=1, trust=authority.choice(tmp_path / "keys"))
+    ran = run_restore(tmp_path, *words(second, "--trust", file, "--state-dir", str(tmp_path / "state")))
+    assert ran.line["outcome"] == "restored"
+    for version in (2, 3):
+        Path(store.root, index_key("demo", "stable", version)).unlink()
+    Path(store.root, hint_key("demo", "stable")).write_text("1\n")
+    ran = run_restore(tmp_path, *words(demo, "--trust", file, "--state-dir", str(tmp_path / "state"), "--strict"))
+    assert ran.code == 14
+    assert "this node has seen 3 or later" in ran.line["reason"]
+    shutil.rmtree(tmp_path / "state")
+    assert run_restore(tmp_path, *words(demo, "--trust", file, "--state-dir", str(tmp_path / "state"))).code == 0
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+# --- other commands ------------------------------------------------------------------------------------------------------
+
+
+def cachepipe(base: Path, *line: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "cachepipe", *line]
+    return subprocess.run(argv, env=environment(base, **env), cwd="/", capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("show", "demo@stable"), ("diff", "demo@stable", "demo@stable:1")])
+def test_looking_into_a_store_wants_signatures_too(
+    tmp_path: Path, demo: Published, file: str, verb: tuple[str, ...]
+) -> None:
+    line = (verb[0], demo.store.url, *verb[1:])
+    told = cachepipe(tmp_path, *line, "--trust", file)
+    assert told.returncode == 0, told.stderr
+    assert cachepipe(tmp_path, *line).returncode == 14
+    loose = cachepipe(tmp_path, *line, "--insecure-unsigned")
+    assert loose.returncode == 0
+    assert "warning: --insecure-unsigned" in loose.stderr
+    assert cachepipe(tmp_path, *line, "--insecure-unsigned", "--trust", file).returncode == 14
+
+
+def test_show_and_ls_say_how_far_to_trust(tmp_path: Path, demo: Published, file: str) -> None:
+    shown = json.loads(cachepipe(tmp_path, "show", demo.store.url, "demo@stable", "--trust", file, "--json").stdout)
+    assert shown["artifacts"][0]["status"] == "signed"
+    listed = json.loads(cachepipe(tmp_path, "ls", demo.store.url, "--trust", file, "--json").stdout)
+    assert listed["channels"][0]["status"] == "signed"
+
+
+def test_promote_signs_with_the_index_key_and_refuses_without_one(tmp_path: Path, demo: Published, file: str) -> None:
+    line = ("promote", demo.store.url, "--name", "demo", "--from", "stable", "--to", "canary", "--trust", file)
+    statement_alone = ("--index-key", authority.write_key(tmp_path / "keys", "s"))
+    refused = cachepipe(tmp_path, *line, *statement_alone)
+    assert (refused.returncode, "may not sign as index" in refused.stderr) == (14, True)
+    good = cachepipe(tmp_path, *line, CACHEPIPE_INDEX_KEY=authority.write_key(tmp_path / "keys", "i"))
+    assert good.returncode == 0, good.stderr
+    ran = run_restore(tmp_path, *words(demo, "--channel", "canary", "--trust", file), *STARTED)
+    assert ran.line["trust"] == "signed"
+
+
+def test_a_development_key_is_said_in_one_line_on_stderr(tmp_path: Path) -> None:
+    release = publish_release(tmp_path)
+    done = cachepipe(tmp_path, "promote", release.store.url, "--name", "demo", "--from", "stable", "--to", "canary")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("development key") == 1
+    assert f"{release.store.root}/.keys/dev.key" in done.stderr
+    assert run_restore(tmp_path, *words(release), *STARTED).line["trust"] == "development key"
+
+
+def test_lock_wants_signatures_before_it_pins(tmp_path: Path, demo: Published, file: str) -> None:
+    line = ("lock", demo.store.url, "--name", "demo", "--output", str(tmp_path / "new.lock"))
+    assert cachepipe(tmp_path, *line).returncode == 14
+    assert not (tmp_path / "new.lock").exists()
+    assert cachepipe(tmp_path, *line, "--trust", file).returncode == 0
+    ran = run_restore(tmp_path, *words(demo, "--lock", str(tmp_path / "new.lock"), "--trust", file), *STARTED)
+    assert ran.line["trust"] == "signed"
+
+
+def test_with_the_statement_key_alone_an_artifact_is_published_and_in_no_channel(tmp_path: Path) -> None:
+    keys = replace(authority.choice(tmp_path / "keys"), index_key="")
+    release = publish_release(tmp_path, trust=keys)
+    assert release.store.get(statement_key(release.row.artifact), 1 << 20) is not None
+    assert list(release.store.list("v1/index/")) == []
+    publisher = LocalStore(release.store.root, authority.choice(tmp_path / "keys"))
+    promote(publisher, "demo", "candidate", "candidate", release.row.artifact, _now())
+    file = str(tmp_path / "keys/trust.json")
+    assert run_restore(tmp_path, *words(release, "--channel", "candidate", "--trust", file)).line["trust"] == "signed"
+
+
+def test_half_of_its_life_is_said_in_the_line(tmp_path: Path, demo: Published, file: str) -> None:
+    old = replace(read_channel(demo.store, "demo", "stable", _now()).index, version=2)
+    aged = replace(
+        old, created_at=(_now() - timedelta(days=8)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        expires_at=(_now() + timedelta(days=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )  # fmt: skip
+    demo.store.put_if_absent(index_key("demo", "stable", 2), demo.store.trust.seal(index_bytes(aged), PAYLOAD_TYPE))
+    ran = run_restore(tmp_path, *words(demo, "--trust", file), *STARTED)
+    assert (ran.out, ran.line["outcome"]) == ("started\n", "restored")
+    assert "more than half of its life is over" in ran.line["reason"]
