@@ -148,7 +148,7 @@ def test_starts_that_died_with_what_is_restored_are_told(tmp_path: Path, monkeyp
     (folder / ".cachepipe").mkdir(parents=True, mode=0o700)
     (tmp_path / "cache").chmod(0o700)
     marker = Marker(
-        FORMAT, ("encoder",), (digest,), str(folder), "h", "stable", 1, "", "unsigned", 0, {}, "", False, ()
+        FORMAT, ("encoder",), (digest,), str(folder), "h", "stable", 1, "", "signed", "none", 0, {}, "", False, ()
     )
     (folder / ".cachepipe" / "marker.json").write_bytes(marker_bytes(marker))
     state = str(tmp_path / "cache" / ".state")
