@@ -213,7 +213,8 @@ class LocalStore(Trusting):
         try:
             os.mkdir(folder)
         except FileExistsError:
-            if not os.path.isdir(folder):
+            # gone again by now: FileNotFoundError, after which the caller begins anew
+            if not stat.S_ISDIR(os.stat(folder).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "not a folder", folder) from None
             return
         _sync_folder(os.path.dirname(folder))
