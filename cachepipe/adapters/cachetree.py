@@ -3,6 +3,7 @@
     inductor/fxgraph/…       graphs (pickles)             inductor/cache/<system>   timings of GEMM templates (JSON)
     inductor/aotautograd/…   outer graphs (pickles)       inductor/<2>/*.best_config, *.kernel_perf   tuning records
     inductor/<2>/*.py, *.so  wrappers, native objects     triton/0/<key>/…          Triton kernels, `__grp__*.json`
+    engine/<entry key>/…     native functions that need no trace (`domain/engine.py`)
 
 Locks, temporaries and links are never part of an artifact: a held lock blocks a full hit, another rank's temporary is
 read as a cut pickle.
@@ -23,7 +24,7 @@ from typing import NamedTuple
 from cachepipe.domain.record import Json, sha256
 from cachepipe.errors import IntegrityError
 
-KINDS = ("fxgraph", "aotautograd", "native", "wrapper", "tuning", "triton", "other")
+KINDS = ("fxgraph", "aotautograd", "native", "wrapper", "tuning", "triton", "engine", "other")
 UNION_PREFIX = "inductor/cache/"
 """Files that every entry of a build extends: timings by kernel, keyed so that two files can be united."""
 
@@ -82,6 +83,8 @@ def kind_of(path: str) -> str:
         return "tuning"
     if path.startswith("triton/"):
         return "triton"
+    if path.startswith("engine/"):
+        return "engine"
     if path.endswith(".so"):
         return "native"
     if path.startswith("inductor/") and path.endswith(".py"):

@@ -27,6 +27,7 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
+from cachepipe.domain.engine import AOT, LAYER  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
@@ -93,6 +94,8 @@ class Session:
         self.outputs: dict[int, list[torch.Tensor]] = {}
         self.buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
         self.import_s = self.build_s = self.ready_s = 0.0
+        self.load_s = 0.0
+        """Of native functions, until a first call has counted it."""
 
     def start(self) -> Any:
         """Steps 1 and 2: returns the prepared model."""
@@ -127,6 +130,21 @@ class Session:
         tell(event="ready", i=0, seconds=self.import_s + self.build_s)
         return model
 
+    def compiled(self, model: Any) -> Any:
+        """Returns what is called: torch.compile's, or in a proof the native functions of an entry with the engine `aot`."""
+        if self.is_eager:
+            return called(self.spec, model)
+        if not (self.spec.engine == AOT and self.job.step in ("prove", "verify")):
+            return compile_model(self.spec, model)
+        from cachepipe.runtime.engine import engine_model
+
+        assert self.recorder is not None
+        begin = time.perf_counter()
+        folder = Path(self.job.root, self.job.engine)
+        function = engine_model(model, folder, self.spec.device, self.recorder, lambda: compile_model(self.spec, model))
+        self.load_s = time.perf_counter() - begin
+        return function
+
     def call_bucket(self, position: int, index: int, function: Any, model: Any) -> None:
         """Step 3 for one shape bucket: several calls, timed apart, counted together."""
         spec, shape_bucket = self.spec, self.spec.shape_buckets[index]
@@ -136,6 +154,7 @@ class Session:
         args, kwargs = example_inputs(spec, shape_bucket)
         before = folder_files(self.job.root)
         seconds: list[float] = []
+        load_s, self.load_s = self.load_s, 0.0
         with Attributed(self.recorder, label) as log:
             for _ in range(self.job.calls_per_bucket):
                 begin = time.perf_counter()
@@ -145,13 +164,14 @@ class Session:
         # copies: a later call may write into what an earlier one returned (buffers, CUDA graphs)
         found = [tensor.detach().clone() for tensor in flatten(outputs)] + gradient
         self.ready_s = time.perf_counter() - STARTED
+        phases = log.phases(seconds[0])
         self.outputs[index] = found
         new_files = len(folder_files(self.job.root) - before)
         self.results[index] = BucketEvidence(
             shape_bucket=shape_bucket,
             calls=len(seconds),
-            first_call_s=seconds[0],
-            phases=log.phases(seconds[0]),
+            first_call_s=seconds[0] + load_s,
+            phases=dataclasses.replace(phases, load_s=phases.load_s + load_s),
             graphs=len(log.graphs),
             graph_breaks=len(log.graph_breaks),
             work=dataclasses.replace(log.work, new_files=new_files),
@@ -173,7 +193,8 @@ class Session:
         cause = why_nothing_compiles()
         because = f": {cause}" if cause else ""
         found = []
-        if not log.graphs and traced not in earlier:
+        is_native = any(lookup.layer == LAYER and lookup.outcome == "hit" for lookup in lookups)
+        if not log.graphs and traced not in earlier and not is_native:
             found.append(f"no graph was compiled, it ran eager{because}")
         if log.graphs and not any(lookup.layer == "aotautograd" for lookup in lookups):
             found.append(f"{len(log.graphs)} graphs were traced but none was looked up in torch's cache{because}")
@@ -286,7 +307,13 @@ def run(job: Job) -> EntryEvidence:
     session = Session(job)
     try:
         model = session.start()
-        function = called(session.spec, model) if session.is_eager else compile_model(session.spec, model)
+        if job.step == "export":
+            from cachepipe.adapters.torch_export import export_entry
+
+            export_entry(session.spec, model, Path(job.root, job.engine))
+            session.ready_s = time.perf_counter() - STARTED
+            return session.evidence()
+        function = session.compiled(model)
         with calling_context(session.spec):
             from cachepipe.adapters.torch_settings import ambient_settings
 

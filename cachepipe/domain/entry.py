@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cachepipe.domain.engine import JIT
 from cachepipe.domain.record import Json
 
 ShapeBucket: TypeAlias = Mapping[str, int]
@@ -74,6 +75,8 @@ class EntrySpec:
     """`module:function` (outputs → scalar); None: the sum of the floating outputs."""
     rtol: float
     atol: float
+    engine: str = JIT
+    """`jit`: torch.compile from the restored tree; `aot`: native functions that need no trace, the tree for all else."""
 
     @property
     def id(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cachepipe.domain.record import Json
 
-LAYERS = ("aotautograd", "fxgraph", "native", "tuning", "triton")
+LAYERS = ("engine", "aotautograd", "fxgraph", "native", "tuning", "triton")
 """Cache layers in the order of lookup."""
 
 
@@ -204,7 +204,7 @@ class EntryEvidence:
 
     entry: str
     step: str
-    """`tune`, `settle`, `trim`, `prove`, `verify` or `eager`."""
+    """`tune`, `settle`, `trim`, `export`, `fallback`, `prove`, `verify` or `eager`."""
     torch_version: str
     shape_buckets: tuple[BucketEvidence, ...]
     lookups: tuple[Lookup, ...]

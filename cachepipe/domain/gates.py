@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cachepipe.domain.engine import AOT, LAYER
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
 from cachepipe.errors import VerificationError
@@ -63,7 +64,10 @@ def judge(
         where = f"{spec.id} · {bucket_label(bucket.shape_bucket)}"
         found += [f"{where}: {problem}" for problem in _bucket_problems(bucket, limits)]
     found += [f"{spec.id}: {problem}" for problem in _entry_problems(limits, restored)]
-    found += [f"{spec.id}: {problem}" for problem in _graph_problems(spec, restored, references)]
+    if spec.engine == AOT:
+        found += [f"{spec.id} · {problem}" for problem in engine_problems(spec, restored)]
+    else:
+        found += [f"{spec.id}: {problem}" for problem in _graph_problems(spec, restored, references)]
     found += [f"{spec.id}: {problem}" for problem in _speed_problems(limits, restored, references)]
     return tuple(found)
 
@@ -131,6 +135,21 @@ def _graph_problems(spec: EntrySpec, restored: EntryEvidence, references: Sequen
     ]
 
 
+def engine_problems(spec: EntrySpec, restored: EntryEvidence) -> list[str]:
+    """Returns where a native function did not answer every call: only its own first call counts as a hit, and a call that
+    fell back left a graph."""
+    found = []
+    graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in restored.shape_buckets}
+    mine = [lookup for lookup in restored.lookups if lookup.layer == LAYER]
+    reasons = "; ".join(dict.fromkeys(lookup.reason for lookup in mine if lookup.outcome != "hit"))
+    for label in map(bucket_label, spec.shape_buckets):
+        is_hit = any(lookup.shape_bucket == label and lookup.outcome == "hit" for lookup in mine)
+        if not is_hit or graphs.get(label, 0):
+            what = f"{graphs.get(label, 0)} graphs were traced" if is_hit else "no native function answered"
+            found.append(f"{label}: engine `aot`: {what}: {reasons or 'no reason given'}")
+    return found
+
+
 def _graphs_by_trace(spec: EntrySpec, graphs: Mapping[str, int]) -> dict[str, int]:
     total: dict[str, int] = {}
     for shape_bucket in spec.shape_buckets:
@@ -179,10 +198,19 @@ def planned_graph_kinds(spec: EntrySpec) -> int:
 def kind_problems(spec: EntrySpec, kinds: Mapping[str, int]) -> tuple[str, ...]:
     """Returns which kinds of cache entries are fewer than the plan, in words; a partly warm save would show here."""
     wanted = planned_graph_kinds(spec)
-    return tuple(
-        f"{wanted} traced shape buckets left {kinds.get(kind, 0)} `{kind}` entries"
-        for kind in ("fxgraph", "aotautograd")
-        if kinds.get(kind, 0) < wanted
+    functions = len(spec.shape_buckets) if spec.engine == AOT else 0
+    missing = (
+        [f"{functions} shape buckets left {kinds.get(LAYER, 0)} `{LAYER}` files"]
+        if functions and kinds.get(LAYER, 0) <= functions
+        else []
+    )
+    return (
+        *missing,
+        *(
+            f"{wanted} traced shape buckets left {kinds.get(kind, 0)} `{kind}` entries"
+            for kind in ("fxgraph", "aotautograd")
+            if kinds.get(kind, 0) < wanted
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cachepipe.domain.entry import EntrySpec
 
-STEPS = ("tune", "settle", "trim", "prove", "verify", "eager", "latency")
+STEPS = ("tune", "settle", "trim", "export", "fallback", "prove", "verify", "eager", "latency")
 
 UNTIMED_CALLS = 2
 """First calls of a timed block that are not for use: they find another process's data in the caches, and tell how long asking
@@ -16,7 +16,8 @@ the device takes."""
 @dataclass(frozen=True)
 class Job:
     step: str
-    """One of `STEPS`; `eager` calls the module without torch.compile, `latency` goes on calling as it is told on stdin."""
+    """One of `STEPS`; `eager` calls the module without torch.compile, `latency` goes on calling as it is told on stdin, `export`
+    calls nothing, `fallback` proves the tree of an entry whose native functions are switched off."""
     spec: EntrySpec
     bucket_order: tuple[int, ...]
     """Numbers of the spec's shape buckets in the order of the calls."""
@@ -33,3 +34,5 @@ class Job:
     """Collect the named components of every cache key."""
     bundle: str = ""
     """Absolute path of a file that gets torch's own bundle of the cache (`save_cache_artifacts`); empty: none is made."""
+    engine: str = ""
+    """Folder of the entry's native functions, relative to `root`; of entries with the engine `aot`."""

@@ -22,9 +22,11 @@ from pydantic import (
     Tag,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from cachepipe.domain.engine import ENGINES, JIT
 from cachepipe.domain.layout import check_name
 from cachepipe.domain.manifest_rules import (
     FLOATING,
@@ -32,6 +34,7 @@ from cachepipe.domain.manifest_rules import (
     Problem,
     dimension_problems,
     dynamic_problems,
+    engine_problems,
     nearest,
     plain_problems,
     read_inputs,
@@ -153,6 +156,8 @@ class CompileSettings(_Model):
     fullgraph: bool = True
     dynamic: Annotated[bool, BeforeValidator(_not_null)] = False
     options: Mapping[str, Any] = {}
+    engine: Annotated[str, AfterValidator(_one_of(ENGINES, "engine"))] = JIT
+    """`jit`: torch.compile, whose start traces; `aot`: per shape bucket a native function that starts without a trace."""
 
     @field_validator("options")
     @classmethod
@@ -221,6 +226,11 @@ class FactoryModel(_Model):
     train: bool = False
     loss: Reference | None = None
     tolerance: Tolerance = Tolerance()
+
+    @model_validator(mode="after")
+    def _engine_can(self) -> FactoryModel:
+        _refuse(engine_problems(self))
+        return self
 
     # A validator sees the fields above it that are right; a wrong one has been reported already.
 

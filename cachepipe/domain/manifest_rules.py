@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from cachepipe.domain.engine import AOT
 from cachepipe.domain.record import MAX_INT, Json
 
 Place: TypeAlias = tuple[str | int, ...]
@@ -225,3 +226,18 @@ def dynamic_problems(
         elif name in known and not any(low <= bucket.get(name, 0) <= high for bucket in buckets):
             problems.append(Problem((name,), f"no shape bucket has a size of `{name}` in {low}..{high}: never traced"))
     return problems
+
+
+def engine_problems(model: Any) -> list[Problem]:
+    """Returns what a native function (`compile: {engine: aot}`) cannot do of what a model's manifest asks."""
+    if model.compile.engine != AOT:
+        return []
+    rows = (
+        (not model.compile.fullgraph, ("compile", "fullgraph"), "one graph without breaks"),
+        (model.compile.dynamic, ("compile", "dynamic"), "static shapes: list them in `shape_buckets`"),
+        (bool(model.dynamic_dims), ("dynamic_dims",), "static shapes: list them in `shape_buckets`"),
+        (model.train, ("train",), "no backward"),
+        (model.context.grad == "grad", ("context", "grad"), "`inference_mode` or `no_grad`"),
+        (model.method != "forward", ("method",), "the method `forward`"),
+    )
+    return [Problem(place, f"`engine: aot` needs {words}") for is_wrong, place, words in rows if is_wrong]

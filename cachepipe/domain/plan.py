@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from cachepipe.domain.engine import AOT, JIT
+from cachepipe.domain.engine import FORMAT as ENGINE_FORMAT
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
 from cachepipe.domain.manifest import FactoryModel, Manifest
 from cachepipe.domain.record import Json, canonical_bytes, digest_parts, read_record, record_bytes, to_json
@@ -66,6 +68,8 @@ def entry_key(
     """
     tree = to_json(spec)
     texts = {name: canonical_bytes({field: tree[field] for field in fields}) for name, fields in _PARTS.items()}
+    if spec.engine != JIT:  # the default adds nothing: what was built before there were engines keeps its key
+        texts["engine"] = f"{spec.engine} {ENGINE_FORMAT}".encode()
     texts["calling"] = CALLING_FORMAT.encode()
     texts |= {f"source:{path}": digest.encode() for path, digest in sources.items()}
     texts |= {f"dist:{name}": version.encode() for name, version in versions.items()}
@@ -106,6 +110,8 @@ def _spec(model: FactoryModel, dtype: str, mode: str, device: str) -> EntrySpec:
         loss=model.loss,
         rtol=model.tolerance.of(dtype).rtol,
         atol=model.tolerance.of(dtype).atol,
+        # a CUDA target of the same manifest has its tree, and no native functions in this release
+        engine=AOT if model.compile.engine == AOT and device == "cpu" else JIT,
     )
     data = record_bytes(spec)
     return read_record(EntrySpec, data, f"entry {spec.id}", len(data))

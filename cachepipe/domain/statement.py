@@ -59,7 +59,7 @@ class EntryRecord:
     key_parts: Mapping[str, str]
     """Named part → its own digest, so that two keys can be compared in words."""
     kinds: Mapping[str, int]
-    """Files by kind: `fxgraph`, `aotautograd`, `native`, `wrapper`, `tuning`, `triton`, `other`."""
+    """Files by kind: `fxgraph`, `aotautograd`, `native`, `wrapper`, `tuning`, `triton`, `engine`, `other`."""
     shape_buckets: tuple[BucketFacts, ...]
     graph_breaks: int
     tuning: Json

@@ -118,6 +118,31 @@ def finish(how: str) -> None:
         say("attach", problem=f"not told: {type(error).__name__}: {error}")
 
 
+class EngineListener:
+    """Hears of native functions: what they answer is recorded like a cache hit, why one is not used is said."""
+
+    def __init__(self, entry: str) -> None:
+        self._entry = entry
+
+    def on_engine(self, label: str, is_hit: bool, reason: str) -> None:
+        attached = _state
+        if attached is not None:
+            attached.recorder.on_engine(label, is_hit, reason)
+            if is_hit:
+                attached.last_compile = time.monotonic()
+                attached.compiles_ended += 1
+        if not is_hit:
+            say("engine", entry=self._entry, outcome="traced", reason=reason)
+
+
+def engine_listener(entry: str) -> EngineListener:
+    """Returns what hears of an entry's native functions. They start without a compile, so recording and the attempt,
+    which otherwise wait for one, begin here, before anything is loaded."""
+    if os.environ.get("CACHEPIPE_ATTACH") == "1":
+        _begin_attempts(attach())
+    return EngineListener(entry)
+
+
 def summary(attached: Attached) -> dict[str, Any]:
     """Returns the numbers of the ready line."""
     recorder, work = attached.recorder, attached.recorder.work()

@@ -16,6 +16,7 @@ from typing import Any
 from cachepipe.adapters.torch_trace import NO_GRAPH, CompileFacts, TraceHandler
 from cachepipe.adapters.torch_tuning import TuningWatch
 from cachepipe.adapters.torch_work import WorkCounter, add_work
+from cachepipe.domain.engine import LAYER
 from cachepipe.domain.evidence import GraphEvidence, Lookup, Phases, TunedKernel, Work, WorkItem
 from cachepipe.runtime.childwork import ChildWork
 from cachepipe.runtime.graphlog import BucketLog, GraphLog, phases_of, total_phases
@@ -175,6 +176,12 @@ class Recorder:
         with self._lock:
             outcome = "hit" if is_hit else "miss"
             self._append(self.lookups, Lookup(self._label, self._graph, layer, outcome, key))
+
+    def on_engine(self, label: str, is_hit: bool, reason: str) -> None:
+        """A native function answered its shape bucket's first call, or (`-`) none was used for a reason."""
+        with self._lock:
+            outcome = "hit" if is_hit else "miss"
+            self._append(self.lookups, Lookup(self._label if label == "-" else label, "", LAYER, outcome, "", reason))
 
     def on_graph(self, graph: str, sizes: dict[str, Any]) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cachepipe.domain.engine import AOT, engine_folder
 from cachepipe.domain.entry import EntrySpec, bucket_label, is_covered
 from cachepipe.domain.evidence import layer_counts_of
 from cachepipe.domain.limits import LIMITS
@@ -57,9 +58,7 @@ class Entry:
 
         is_able = can_compile(os.environ.get("CACHEPIPE_ROOT", ""))
         if self.spec is not None:
-            prepared = prepare(self.spec, model)
-            compiled = compile_model(self.spec, prepared)
-            return compiled if is_able else or_eager(compiled, called(self.spec, prepared), self.name)
+            return self._compile_prepared(prepare(self.spec, model), is_able)
         if not is_able:
             attaching.say(
                 "compile", entry=self.name, outcome="eager", reason="no artifact, and no C++ compiler on PATH"
@@ -69,6 +68,22 @@ class Entry:
 
         compiled_cold: Callable[..., Any] = torch.compile(model)
         return compiled_cold
+
+    def _compile_prepared(self, prepared: Any, is_able: bool) -> Callable[..., Any]:
+        spec, record = self.spec, self.record
+        assert spec is not None
+        assert record is not None
+
+        def traced() -> Callable[..., Any]:
+            compiled = compile_model(spec, prepared)
+            return compiled if is_able else or_eager(compiled, called(spec, prepared), self.name)
+
+        if spec.engine != AOT:
+            return traced()
+        from cachepipe.runtime.engine import engine_model
+
+        folder = Path(os.environ.get("CACHEPIPE_ROOT", ""), engine_folder(record.key))
+        return engine_model(prepared, folder, spec.device, attaching.engine_listener(spec.id), traced)
 
     @contextmanager
     def context(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ def new_piece(planned: PlannedEntry, entry: EntryDir, done: EntryWork) -> Piece:
         BucketFacts(shape_bucket, graphs[label], cold[label], 0.0, eager[label], 0.0, "", phases[label])
         for label, shape_bucket in zip(labels, spec.shape_buckets, strict=True)
     )
-    evidences = [done.tune, *([done.settle] if done.settle else []), done.trim, done.eager]
+    evidences = done.evidences
     tuning = {
         "benchmarks": done.tune.work.benchmarks,
         "tuning_runs": done.tune.work.tuning_runs,
@@ -81,17 +81,18 @@ def new_piece(planned: PlannedEntry, entry: EntryDir, done: EntryWork) -> Piece:
         "lookups": to_json(done.trim.lookups),
         "work": {evidence.step: to_json(evidence.work) for evidence in evidences},
     }
-    return Piece(planned, done.tree, record, explain, entry, tuple(evidences), is_carried=False)
+    return Piece(planned, done.tree, record, explain, entry, evidences, is_carried=False)
 
 
 def _first_calls(evidence: EntryEvidence) -> dict[str, float]:
     return {bucket_label(bucket.shape_bucket): bucket.first_call_s for bucket in evidence.shape_buckets}
 
 
-def proved(piece: Piece, evidence: EntryEvidence) -> Piece:
-    """Returns the piece with what the proof measured; a carried one keeps the numbers of its own build."""
+def proved(piece: Piece, *evidences: EntryEvidence) -> Piece:
+    """Returns the piece with what the last proof measured; a carried one keeps the numbers of its own build."""
     if piece.is_carried:
-        return replace(piece, evidences=(*piece.evidences, evidence))
+        return replace(piece, evidences=(*piece.evidences, *evidences))
+    evidence = evidences[-1]
     measured = {bucket_label(bucket.shape_bucket): bucket for bucket in evidence.shape_buckets}
     facts = []
     for row in piece.record.shape_buckets:
@@ -101,7 +102,7 @@ def proved(piece: Piece, evidence: EntryEvidence) -> Piece:
             replace(row, restored_s=bucket.first_call_s, max_abs_diff=difference, output_digest=bucket.output_digest)
         )
     record = replace(piece.record, shape_buckets=tuple(facts))
-    return replace(piece, record=record, evidences=(*piece.evidences, evidence))
+    return replace(piece, record=record, evidences=(*piece.evidences, *evidences))
 
 
 def references(record: EntryRecord) -> tuple[Reference, ...]:
@@ -151,7 +152,7 @@ def draft_statement(
     Raises:
         FingerprintMismatchError: a part of this machine that services must match cannot be read.
     """
-    has_native_code = any(piece.record.kinds.get("native", 0) for piece in pieces)
+    has_native_code = any(piece.record.kinds.get(kind, 0) for piece in pieces for kind in ("native", "engine"))
     return Statement(
         format=FORMAT,
         artifact=ulid(now, os.urandom(10)),

@@ -50,7 +50,7 @@ from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
-from cachepipe.workflows.prove import RestoreSource, prove_entry
+from cachepipe.workflows.prove import RestoreSource, proofs_of, prove_engines
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
 from cachepipe.workflows.stage import open_stage
 from cachepipe.workflows.targets import matching_devices
@@ -259,7 +259,7 @@ def _pieces(run: _Build, earlier: Earlier | None, chosen: frozenset[str]) -> lis
             say(f"carried over: {spec.id}: unchanged since {earlier.artifact.statement.artifact}")
         elif spec.id in chosen:
             done = build_entry(run.shop, spec, entry, run.manifest.gates.max_graph_breaks)
-            _report(run, [done.tune, *([done.settle] if done.settle else []), done.trim, done.eager])
+            _report(run, done.evidences)
             pieces.append(new_piece(planned, entry, done))
         else:
             say(f"warning: left out: {spec.id}: not chosen by `--only`, and the channel holds no unchanged one")
@@ -291,9 +291,9 @@ def _prove(run: _Build, pieces: Sequence[Piece], source: RestoreSource) -> list[
     search_path = run.shop.work.path_without_compilers(os.environ.get("PATH", os.defpath))
     found = []
     for piece in pieces:
-        evidence = prove_entry(run.shop, piece.planned.spec, piece.entry, source, "prove", search_path=search_path)
-        _report(run, [evidence])
-        found.append(proved(piece, evidence))
+        proofs = prove_engines(run.shop, piece.planned.spec, piece.entry, source, "prove", search_path=search_path)
+        _report(run, [proof.evidence for proof in proofs])
+        found.append(proved(piece, *(proof.evidence for proof in proofs)))
     return found
 
 
@@ -318,7 +318,11 @@ def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
         violation
         for piece in pieces
         for violation in (
-            *judge(limits, piece.planned.spec, piece.evidences[-1], references(piece.record)),
+            *(
+                text
+                for proof in proofs_of(piece.planned.spec, piece.evidences)
+                for text in judge(limits, proof.spec, proof.evidence, references(piece.record))
+            ),
             *latency_problems(limits, piece.planned.spec, piece.record.tuning.get("latency", [])),
         )
     ]

@@ -3,7 +3,8 @@
 1 tune    empty folder: compile and call every shape bucket
 2 settle  only if something was tuned: empty folder seeded with the tuning records, compile again; repeat until quiet
 3 trim    a fresh process uses the settled tree; what it does not open is dropped
-4 eager   the same calls without torch.compile, for comparison
+4 export  (export) only with the engine `aot`: native functions that start without a trace
+5 eager   the same calls without torch.compile, for comparison
 
 Every step is a process of its own, at the very path at which services restore. A finished step is not done again.
 """
@@ -19,6 +20,7 @@ from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree, name_cubins_
 from cachepipe.adapters.execute import resolved_variables
 from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import EntryDir
+from cachepipe.domain.engine import AOT
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
@@ -26,6 +28,7 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError, VerificationError
+from cachepipe.workflows.export import STEP, export_functions
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 
@@ -70,6 +73,14 @@ class EntryWork:
     """The last round; None when nothing had to settle."""
     trim: EntryEvidence
     eager: EntryEvidence
+    export: EntryEvidence | None = None
+    """Of entries with the engine `aot`."""
+
+    @property
+    def evidences(self) -> tuple[EntryEvidence, ...]:
+        """Of every step, in their order."""
+        steps = (self.tune, self.settle, self.trim, self.export, self.eager)
+        return tuple(evidence for evidence in steps if evidence is not None)
 
 
 def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: float) -> EntryWork:
@@ -100,14 +111,17 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
     if facts is None:
         facts = _trim(shop, spec, entry, rounds)
     trim, eager = _kept(entry, "trim"), entry.evidence("eager")
-    kinds = _kinds(entry.tree("trim"))
+    # 4
+    export = export_functions(shop, spec, entry) if spec.engine == AOT else None
+    tree = entry.tree(STEP if export else "trim")
+    kinds = _kinds(tree)
     problems = kind_problems(spec, kinds)
     if problems:
         raise BuildError(spec.id, "trim", "; ".join(problems), hint=KINDS_HINT)
-    # 4
+    # 5
     if eager is None:
         eager = _eager(shop, spec, entry)
-    return EntryWork(entry.tree("trim"), kinds, facts, tune, settle, trim, eager)
+    return EntryWork(tree, kinds, facts, tune, settle, trim, eager, export)
 
 
 def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:

@@ -11,13 +11,17 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cachepipe.adapters.workdir import EntryDir
+from cachepipe.domain.engine import AOT, JIT, engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.workflows.jobs import Shop, in_order, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import turn
 
+FALLBACK = "fallback"
+"""The step that proves the tree of an entry whose calls native functions answer."""
 RESTORE_DEADLINE_S = 600
 """A proof may wait for a slow store; a service has its own, shorter limit."""
 
@@ -59,6 +63,8 @@ def prove_entry(
         shop.job(step, spec, entry.pending(step)), compare_with_eager=True, record_components=step == "verify"
     )
     job = in_order(job, tuple(reversed(job.bucket_order)))
+    if spec.engine == AOT:
+        job = replace(job, engine=engine_folder(entry.path.name))
     with turn(shop, spec):
         run_job(shop, job, step, entry, shop.environment(worker_count(), extra), restore)
     return entry.finish(step)
@@ -93,3 +99,36 @@ def restore_words(shop: Shop, source: RestoreSource) -> tuple[str, ...]:
         *("--dest", str(shop.root.path), "--strict", "--no-attach", "--deadline", str(RESTORE_DEADLINE_S)),
         *("--state-dir", str(shop.work.empty("state")), "--", *worker_prefix(shop, source.store_url)),
     )
+
+
+class Proof(NamedTuple):
+    """A proof, and the entry as it was called in it."""
+
+    spec: EntrySpec
+    evidence: EntryEvidence
+
+
+def prove_engines(
+    shop: Shop, spec: EntrySpec, entry: EntryDir, source: RestoreSource, step: str, *, search_path: str = ""
+) -> tuple[Proof, ...]:
+    """Returns the proofs of an entry: with the engine `aot` first of its tree alone, to which calls fall back, then of itself.
+
+    Raises:
+        As `prove_entry`.
+    """
+    found = []
+    for one, name in ways(spec, step):
+        found.append(Proof(one, prove_entry(shop, one, entry, source, name, search_path=search_path)))
+    return tuple(found)
+
+
+def proofs_of(spec: EntrySpec, evidences: Sequence[EntryEvidence]) -> tuple[Proof, ...]:
+    """Returns the proofs among the evidence of a built entry, as `prove_engines` gave them: the last ones."""
+    specs = [one for one, _ in ways(spec, "")]
+    return tuple(Proof(one, evidence) for one, evidence in zip(specs, evidences[-len(specs) :], strict=True))
+
+
+def ways(spec: EntrySpec, step: str) -> tuple[tuple[EntrySpec, str], ...]:
+    """Returns how an entry is proved: as it is in `step`, with the engine `aot` before that by its tree alone."""
+    own = ((spec, step),)
+    return own if spec.engine == JIT else ((replace(spec, engine=JIT), FALLBACK), *own)

@@ -57,7 +57,7 @@ FAIL_POINTS = (
     "restore.after_swap",
 )
 _PARTS = ".cachepipe/parts"
-_BELOW = ("inductor/", "triton/")
+_BELOW = ("inductor/", "triton/", "engine/")
 """Where an artifact's files lie; beside them the folder holds what is ours, which no artifact may write."""
 
 
@@ -308,7 +308,7 @@ def _write_one(
     table: FileTable = read_file_table(store, statement)
     foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
     if foreign:
-        raise IntegrityError("file table", f"`{foreign[0]}` is not below {' or '.join(_BELOW)}")
+        raise IntegrityError("file table", f"`{foreign[0]}` is not below {', '.join(_BELOW[:-1])} or {_BELOW[-1]}")
     reached("restore.after_table")
     return materialise(ahead, statement.packs, table, target, folder, deadline=deadline)
 

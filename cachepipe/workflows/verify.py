@@ -23,7 +23,7 @@ from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
-from cachepipe.domain.entry import bucket_label
+from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence, Lookup, OutsideFile, Phases, Work
 from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
@@ -39,7 +39,7 @@ from cachepipe.workflows.carry import read_explain
 from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.plan import Plan, plan_release
-from cachepipe.workflows.prove import RestoreSource, prove_entry
+from cachepipe.workflows.prove import Proof, RestoreSource, prove_entry, ways
 from cachepipe.workflows.targets import matching_devices
 
 
@@ -211,12 +211,17 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
         for number, record in enumerate(statement.entries):
             # 3
             entry = work.entry(Binding(record.key, f"verify {run.artifact.digest}", str(root_path)), is_fresh=True)
-            evidence, stopped = _proved(run, shop, record, entry, search_path)
-            if evidence is not None:
-                explanations += explanation_lines(record.spec.id, evidence.explanations, request.explains)
-                outside += outside_lines(record.spec.id, evidence.outside_files)
-            if stopped or evidence is None:
-                violations.append(stopped)
+            proofs, stopped = [], ""
+            for spec, step in ways(record.spec, "verify"):
+                evidence, stopped = _proved(run, shop, record, entry, search_path, (spec, step))
+                if evidence is not None:
+                    proofs.append(Proof(spec, evidence))
+                    explanations += explanation_lines(record.spec.id, evidence.explanations, request.explains)
+                    outside += outside_lines(record.spec.id, evidence.outside_files)
+                if stopped or evidence is None:
+                    violations.append(stopped)
+                    break
+            if stopped or not proofs:
                 continue
             # 4
             if request.checks_files and number == 0:
@@ -224,8 +229,9 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
                 violations += wrong_files(root, table)
                 checked = len(table.files)
             # 5
-            violations += judge(run.limits, record.spec, evidence, references(record))
-            buckets += _rows(record, evidence)
+            for proof in proofs:
+                violations += judge(run.limits, proof.spec, proof.evidence, references(record))
+            buckets += _rows(record, proofs[-1].evidence)
     identity = (run.plan.name, run.plan.device, statement.artifact, run.artifact.digest, run.artifact.status)
     summary = VerifySummary(
         *identity, tuple(buckets), checked, tuple(violations), tuple(explanations), tuple(dict.fromkeys(outside))
@@ -236,19 +242,17 @@ def _verify_artifact(run: _Verification, progress: Progress) -> VerifySummary:
 
 
 def _proved(
-    run: _Verification, shop: Shop, record: EntryRecord, entry: EntryDir, search_path: str
+    run: _Verification, shop: Shop, record: EntryRecord, entry: EntryDir, search_path: str, way: tuple[EntrySpec, str]
 ) -> tuple[EntryEvidence | None, str]:
-    """Returns the evidence of one entry, its misses explained, and why its process stopped; empty: it did not.
+    """Returns the evidence of one way of calling an entry, its misses explained, and why its process stopped; empty: it did not.
 
     A process that stopped has left evidence too, if it came to a lookup: without a compiler a miss is an error.
     """
     stopped = ""
     try:
-        evidence: EntryEvidence | None = prove_entry(
-            shop, record.spec, entry, run.source, "verify", search_path=search_path
-        )
+        evidence: EntryEvidence | None = prove_entry(shop, way[0], entry, run.source, way[1], search_path=search_path)
     except BuildError as error:
-        stopped, evidence = str(error), entry.read_pending("verify")
+        stopped, evidence = str(error), entry.read_pending(way[1])
     if evidence is not None:
         evidence = explained(run, record, evidence)
         if run.request.report is not None:

@@ -72,7 +72,7 @@ def test_a_table_that_names_a_file_beside_the_caches_is_refused_by_name(tmp_path
     release = publish_release(tmp_path, files={path: b"{}", "triton/0/K/a": b"a"})
     ran = run_restore(tmp_path, *words(release, "--strict"))
     assert ran.code == 13
-    assert f"`{path}` is not below inductor/ or triton/" in ran.line["reason"]
+    assert f"`{path}` is not below inductor/, triton/ or engine/" in ran.line["reason"]
     assert not os.path.lexists(release.root)
 
 

@@ -453,3 +453,32 @@ def test_any_damage_to_a_file_gives_a_manifest_or_a_manifest_error(
         load_manifest(path)
     except ManifestError as error:
         assert error.problems
+
+
+def test_the_engine_is_torch_compiles_unless_named(tmp_path: Path) -> None:
+    assert _model(tmp_path).compile.engine == "jit"
+    assert _model(tmp_path, compile={"engine": "aot"}).compile.engine == "aot"
+    (problem,) = _model_problems(tmp_path, compile={"engine": "no-trace"})
+    assert "unknown engine `no-trace`; known: jit, aot" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compile": {"engine": "aot", "fullgraph": False}}, "compile.fullgraph: `engine: aot` needs one graph"),
+        ({"compile": {"engine": "aot", "dynamic": True}}, "compile.dynamic: `engine: aot` needs static shapes"),
+        ({"dynamic_dims": {"n": {"max": 8}}}, "dynamic_dims: `engine: aot` needs static shapes"),
+        ({"train": True}, "train: `engine: aot` needs no backward"),
+        ({"context": {"grad": "grad"}}, "context.grad: `engine: aot` needs `inference_mode` or `no_grad`"),
+        ({"method": "encode"}, "method: `engine: aot` needs the method `forward`"),
+    ],
+)
+def test_what_a_native_function_cannot_do_is_refused_by_the_manifest(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    known: dict[str, object] = {
+        "compile": {"engine": "aot"},
+        "inputs": {"x": {"shape": ["n"]}},
+        "shape_buckets": [{"n": 4}],
+    }
+    assert any(words in problem for problem in _model_problems(tmp_path, **{**known, **changes}))

@@ -6,6 +6,7 @@ import logging
 from importlib import import_module
 
 import pytest
+import torch
 
 from cachepipe.adapters.torch_trace import COMPONENT_LOGGERS, parse_components
 from cachepipe.adapters.torch_work import NAMES, WorkCounter
@@ -67,3 +68,27 @@ def test_component_lines_are_split_into_name_hash_and_text() -> None:
         "grad_enabled": ["abc1", "False"],
         "example_inputs[0]": ["def2", "TensorMetadata(a: b)"],
     }
+
+
+def test_torch_has_the_guards_and_the_loader_that_native_functions_need() -> None:
+    from torch._C._aoti import AOTIModelContainerRunnerCpu
+    from torch._C._dynamo import guards
+    from torch._inductor import aot_compile, config
+    from torch.nn.modules import module
+
+    watched: dict[str, int] = {}
+    before = guards.dict_version(watched)
+    watched["a"] = 1
+    assert guards.dict_version(watched) != before
+    assert guards.GlobalStateGuard().check()
+    tensor = torch.ones(2)
+    check = guards.TensorGuards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    assert check(tensor) and not check(tensor.double())
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._dispatch_keys(tensor).raw_repr() > 0
+    assert callable(AOTIModelContainerRunnerCpu.run) and callable(aot_compile)
+    for name in ("package", "precompile_headers", "enable_line_tables"):
+        assert hasattr(config.aot_inductor, name)
+    assert hasattr(module, "_global_forward_hooks") and hasattr(module, "_global_forward_pre_hooks")
+    for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        assert name in vars(torch.nn.Module())

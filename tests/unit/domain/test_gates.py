@@ -208,3 +208,41 @@ def test_latency_is_judged_on_a_gpu_alone_and_a_ratio_that_is_no_number_refuses(
     assert latency_problems(GateLimits(), spec(), ROWS) == ()
     assert latency_problems(GateLimits(), spec(device="cuda"), []) == ()
     assert len(latency_problems(GateLimits(), spec(device="cuda"), [{**ROWS[0], "ratio": float("nan")}])) == 1
+
+
+def native(*outcomes: tuple[str, str], graphs: int = 0) -> EntryEvidence:
+    buckets = (bucket(8, graphs=graphs), bucket(1, graphs=0))
+    lookups = tuple(Lookup(f"batch={batch}", "", "engine", outcome, "", "other") for batch, outcome in outcomes)
+    return replace(evidence(*buckets), lookups=lookups)
+
+
+AOT = spec(engine="aot")
+
+
+def test_a_native_start_passes_without_a_graph() -> None:
+    assert judge(GateLimits(), AOT, native(("8", "hit"), ("1", "hit")), REFERENCES) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (native(("8", "hit"), ("1", "miss")), "batch=1: engine `aot`: no native function answered: other"),
+        (native(("8", "hit")), "batch=1: engine `aot`: no native function answered: no reason given"),
+        (native(("8", "hit"), ("1", "hit"), graphs=1), "batch=8: engine `aot`: 1 graphs were traced: no reason given"),
+        (native(), "batch=8: engine `aot`: no native function answered"),
+    ],
+)
+def test_a_native_start_that_fell_back_is_refused(found: EntryEvidence, text: str) -> None:
+    violations = judge(GateLimits(), AOT, found, REFERENCES)
+    assert any(f"mlp/float32/default · {text}" in violation for violation in violations), violations
+
+
+def test_a_traced_entry_that_was_answered_natively_is_refused() -> None:
+    assert judge(GateLimits(), spec(), native(("8", "hit"), ("1", "hit")), REFERENCES) != ()
+
+
+def test_a_native_entry_needs_a_function_per_shape_bucket_and_its_description() -> None:
+    kinds = {"fxgraph": 2, "aotautograd": 2, "engine": 3}
+    assert kind_problems(AOT, kinds) == ()
+    assert kind_problems(AOT, {**kinds, "engine": 2}) == ("2 shape buckets left 2 `engine` files",)
+    assert kind_problems(spec(), {**kinds, "engine": 0}) == ()

@@ -109,7 +109,7 @@ def test_size_one_of_a_dynamic_dimension_is_a_shape_bucket_of_its_own() -> None:
 
 def test_every_field_of_a_spec_is_keyed_or_named_as_harmless() -> None:
     keyed = [field for fields in _PARTS.values() for field in fields]
-    assert sorted([*keyed, *UNKEYED]) == sorted(field.name for field in dataclasses.fields(EntrySpec))
+    assert sorted([*keyed, *UNKEYED, "engine"]) == sorted(field.name for field in dataclasses.fields(EntrySpec))
 
 
 OTHER: dict[str, Any] = {
@@ -143,6 +143,19 @@ def test_whatever_can_change_the_result_changes_the_key_and_only_its_part(field:
     assert key != other_key
     (changed,) = [name for name in parts if parts[name] != other_parts[name]]
     assert field in _PARTS[changed]
+
+
+def test_the_engine_is_a_part_of_the_key_that_the_default_does_not_have() -> None:
+    key, parts = entry_key(_spec(), {}, {})
+    other_key, other_parts = entry_key(_spec(compile={"engine": "aot"}), {}, {})
+    assert key != other_key
+    assert set(other_parts) - set(parts) == {"engine"}
+    assert parts == {name: digest for name, digest in other_parts.items() if name != "engine"}
+
+
+def test_a_cuda_target_of_a_native_model_is_traced() -> None:
+    manifest = _manifest(compile={"engine": "aot"})
+    assert [spec.engine for device in ("cpu", "cuda") for spec in expand(manifest, device)] == ["aot", "jit"]
 
 
 @pytest.mark.parametrize("change", [{"model": "renamed"}, {"rtol": 0.5}, {"atol": 0.5}])

@@ -1,0 +1,85 @@
+"""The engine `aot`: per shape bucket a native function that starts without a trace, and what must be equal to use it.
+
+    <root>/engine/<entry key, 16 digits>/engine.json        the record `EngineFile` below
+                                         bucket-0.so        one shared object per shape bucket, weights are arguments
+                                         bucket-0.json      only where an operator is called through torch's dispatcher
+
+A native function has no guards. Everything that its trace has read of the module, of the code and of torch's ambient
+state stands in `structure` and `ambient` as place → text; the service describes its own in the same way and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cachepipe.domain.limits import MIB
+from cachepipe.domain.record import Json
+
+FORMAT = 1
+JIT, AOT = "jit", "aot"
+ENGINES = (JIT, AOT)
+LAYER = "engine"
+"""Its name among the layers of `Lookup`."""
+FILE = "engine.json"
+FILE_BYTES = 64 * MIB
+VARIABLE = "CACHEPIPE_ENGINE"
+"""`jit`: the native functions are not used, whatever the artifact holds."""
+MAX_WORDS = 3
+"""Differences that are quoted; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class BucketFunction:
+    """One shape bucket's native function."""
+
+    shape_bucket: str
+    """Its label."""
+    file: str
+    """Beside `engine.json`."""
+    signature: Json
+    """Parameter name → form of its value, in the order in which the tensors inside are passed: `["tensor", dtype,
+    shape, strides, device]`, `["list" | "tuple", […]]`, `["dict", [[key, form], …]]`, `["const", type, value]`."""
+    weights: tuple[str, ...]
+    """Places of the tensors of the module that are passed before the inputs."""
+    output: str
+    """How the outputs nest, as torch's pytree writes it; empty: the one tensor itself."""
+    leaves: Json
+    """Per leaf of the outputs the number of a returned tensor, or `["const", value]`."""
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    format: int
+    torch_version: str
+    parameters: tuple[str, ...]
+    """Of the module's `forward`, by which positional arguments are named."""
+    code: tuple[str, ...]
+    """`module:name` of the functions and classes that the trace went through, and `module` alone where only its whole
+    file can be compared."""
+    structure: Mapping[str, str]
+    ambient: Mapping[str, str]
+    functions: tuple[BucketFunction, ...]
+
+
+def engine_folder(key: str) -> str:
+    """Returns the folder of an entry's functions, relative to the root of the tree; the entry's name may change, its key not."""
+    return f"engine/{key[:16]}"
+
+
+def differences(built: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns what differs between two descriptions, in words; empty: they are equal."""
+    found = [
+        f"{place}: built {built[place]}, here {here[place]}"
+        for place in built
+        if here.get(place, "") != built[place] and place in here
+    ]
+    found += [f"{place}: built {built[place]}, here missing" for place in built if place not in here]
+    found += [f"{place}: not built, here {here[place]}" for place in here if place not in built]
+    return tuple(found)
+
+
+def in_words(found: tuple[str, ...]) -> str:
+    """Returns the first differences and how many more there are."""
+    more = f" (and {len(found) - MAX_WORDS} more)" if len(found) > MAX_WORDS else ""
+    return "; ".join(found[:MAX_WORDS]) + more

@@ -1,0 +1,346 @@
+"""The engine `aot` in the service: a module whose calls go to native functions, and to torch.compile for all else.
+
+A call of a built shape bucket runs its native function if the module, its code and torch's state are what the builder
+described; whatever differs is said once, in words, and that call is traced by torch.compile as without this engine.
+
+ 1 describe the module and compare with the builder's description     (at `compile`)
+ 2 find the function by the form of the arguments                      (every call)
+ 3 look whether anything has changed since; if so, compare again
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from cachepipe.adapters.torch_aoti import Run, load_native, unflattener
+from cachepipe.adapters.torch_settings import ambient_settings
+from cachepipe.adapters.torch_structure import Structure, describe
+from cachepipe.adapters.torch_watch import Ambient, has_modes, keys_of, plain_keys
+from cachepipe.domain.engine import (
+    FILE,
+    FILE_BYTES,
+    FORMAT,
+    JIT,
+    VARIABLE,
+    BucketFunction,
+    EngineFile,
+    differences,
+    in_words,
+)
+from cachepipe.domain.record import Json, read_record
+from cachepipe.errors import IntegrityError
+
+MAX_SAID = 16
+"""Reasons for a trace that are reported; a service whose every request differs must not fill its log."""
+_CONSTANTS: tuple[Any, ...] = (type(None), bool, int, float, str)
+
+
+class Listener(Protocol):
+    """Hears of every shape bucket's first native call, and of each reason for a trace."""
+
+    def on_engine(self, label: str, is_hit: bool, reason: str) -> None: ...
+
+
+class Different(Exception):
+    """Why a call is not answered by a native function."""
+
+
+class _Function:
+    """One loaded shape bucket."""
+
+    def __init__(self, facts: BucketFunction, folder: Path) -> None:
+        self.label = facts.shape_bucket
+        self.key = tuple((name, key_of_form(form)) for name, form in facts.signature)
+        self.places = facts.weights
+        self.weights: list[torch.Tensor] = []
+        self.run: Run = load_native(str(folder / facts.file))
+        self.unflatten = unflattener(facts.output, facts.leaves)
+        self.is_told = False
+
+
+class Engine:
+    """The native functions of one entry, bound to one module; safe to call from any thread."""
+
+    def __init__(self, module: nn.Module, folder: Path, device: str, listener: Listener) -> None:
+        """Raises:
+        Different: the functions cannot be used in this process.
+        """
+        self._module, self._device, self._listener = module, device, listener
+        self._lock = threading.Lock()
+        self._file = read_engine_file(folder)
+        self._names = self._file.parameters
+        self._plain = plain_keys(device)
+        self._said: set[str] = set()
+        self._pins: dict[bool, tuple[Ambient, list[torch.Tensor]]] = {}
+        self._structure = self._describe()
+        self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+        if self._why_different:
+            raise Different(self._why_different)
+        try:
+            loaded = [_Function(facts, folder) for facts in self._file.functions]
+        except Exception as error:
+            raise Different(f"{type(error).__name__}: {error}") from error
+        self._functions = {function.key: function for function in loaded}
+        self._bind()
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Function, list[torch.Tensor]]:
+        """Returns the function for a call and the tensors to pass.
+
+        Raises:
+            Different: torch.compile has to answer.
+        """
+        # 2
+        tensors: list[torch.Tensor] = []
+        key = self._key(args, kwargs, tensors)
+        function = self._functions.get(key)
+        if function is None:
+            raise Different("no shape bucket of the artifact has arguments of this form")
+        for tensor in tensors:
+            if keys_of(tensor) not in self._plain:
+                raise Different("an argument is no plain dense tensor")
+        # 3
+        pin = self._pins.get(torch.is_inference_mode_enabled())
+        if pin is None or self._why_different or not (self._structure.watch.is_same() and pin[0].is_same(pin[1])):
+            self._look_again()
+        if not function.is_told:
+            function.is_told = True
+            self._listener.on_engine(function.label, True, "")
+        return function, [*function.weights, *tensors]
+
+    def say(self, reason: str, label: str = "-") -> None:
+        """Reports why a call is traced, each reason once."""
+        if reason not in self._said and len(self._said) < MAX_SAID:
+            self._said.add(reason)
+            self._listener.on_engine(label, False, reason)
+
+    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
+        if len(args) > len(self._names):
+            raise Different("more positional arguments than `forward` names")
+        given = dict(zip(self._names, args, strict=False))
+        if given.keys() & kwargs.keys():
+            raise Different("an argument is given twice")
+        given.update(kwargs)
+        # one order for the same call, however it is written
+        return tuple((name, _key(given[name], tensors)) for name in sorted(given))
+
+    def _look_again(self) -> None:
+        """Compares state and module with what was built, after something has changed or in a new mode."""
+        with self._lock:
+            if has_modes():
+                raise Different("a torch-function or dispatch mode is on (a default device counts as one)")
+            here = ambient_facts(self._device)
+            found = differences(self._file.ambient, here)
+            if found:
+                raise Different(in_words(found))
+            is_inference = torch.is_inference_mode_enabled()
+            pin = self._pins.get(is_inference)
+            is_bound = pin is None or pin[0].is_same(pin[1])
+            if not (self._structure.watch.is_same() and is_bound):
+                self._structure = self._describe()
+                self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+                self._pins.clear()
+                if not self._why_different:
+                    self._bind()
+            if self._why_different:
+                self._pins.setdefault(is_inference, self._pin())
+                raise Different(self._why_different)
+            if is_inference not in self._pins:
+                self._pins[is_inference] = self._pin()
+
+    def _describe(self) -> Structure:
+        return describe(self._module, self._file.code)
+
+    def _pin(self) -> tuple[Ambient, list[torch.Tensor]]:
+        tensors = list({id(tensor): tensor for tensor in self._structure.tensors.values()}.values())
+        return Ambient(tensors), tensors
+
+    def _bind(self) -> None:
+        """Takes the module's tensors as they are now: replaced weights are no difference."""
+        for function in self._functions.values():
+            function.weights = [self._structure.tensors[place] for place in function.places]
+
+
+def ambient_facts(device: str) -> dict[str, str]:
+    """Returns the process-wide state that changes what an operation does; environment variables only steer compiles.
+
+    Inference mode is `no_grad` here, as for torch's guards: the same kernels run.
+    """
+    facts = {name: text for name, text in ambient_settings(device).items() if not name.startswith("variable ")}
+    return {**facts, "grad mode": "grad" if torch.is_grad_enabled() else "no_grad"}
+
+
+def read_engine_file(folder: Path) -> EngineFile:
+    """Raises:
+    Different: there is none, or one of another format or torch.
+    """
+    try:
+        with (folder / FILE).open("rb") as file:
+            found = read_record(EngineFile, file.read(FILE_BYTES + 1), FILE, FILE_BYTES)
+    except (OSError, IntegrityError) as error:
+        raise Different(f"the artifact's native functions cannot be read: {error}") from error
+    if found.format != FORMAT:
+        raise Different(f"native functions of format {found.format}, not {FORMAT}")
+    if found.torch_version != torch.__version__:
+        raise Different(f"native functions of torch {found.torch_version}, here {torch.__version__}")
+    return found
+
+
+def _key(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Returns the form of an argument as a key; the tensors in it are appended."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        tensors.append(value)
+        return value.dtype, value.shape, value.stride(), value.device
+    if kind in _CONSTANTS:
+        return kind, value
+    if kind is list or kind is tuple:
+        return kind, tuple([_key(item, tensors) for item in value])
+    if kind is dict:
+        return kind, tuple([(name, _key(item, tensors)) for name, item in value.items()])
+    raise Different(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+
+
+def form_of(value: Any, tensors: list[torch.Tensor]) -> Json:
+    """Returns the form of an argument as JSON: what the builder writes; the tensors in it are appended.
+
+    Raises:
+        Different: it has no such form.
+    """
+    kind = type(value)
+    if kind is torch.Tensor:
+        tensors.append(value)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return ["tensor", dtype, list(value.shape), list(value.stride()), str(value.device)]
+    if kind in _CONSTANTS:
+        return ["const", kind.__name__, value]
+    if kind in (list, tuple):
+        return [kind.__name__, [form_of(item, tensors) for item in value]]
+    if kind is dict and all(type(name) is str for name in value):
+        return ["dict", [[name, form_of(item, tensors)] for name, item in value.items()]]
+    raise Different(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+
+
+def key_of_form(form: Json) -> Any:
+    """Returns the key of the arguments that have a form."""
+    what, *rest = form
+    if what == "tensor":
+        dtype, shape, strides, device = rest
+        return getattr(torch, dtype), torch.Size(shape), tuple(strides), torch.device(device)
+    if what == "const":
+        (kind,) = [one for one in _CONSTANTS if one.__name__ == rest[0]]
+        return kind, kind(rest[1]) if kind is not type(None) else None
+    if what == "dict":
+        return dict, tuple((name, key_of_form(item)) for name, item in rest[0])
+    return {"list": list, "tuple": tuple}[what], tuple(key_of_form(item) for item in rest[0])
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names by which positional arguments of `forward` are known."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds)
+
+
+class EngineModule(nn.Module):
+    """What `entry.compile` returns for an entry with the engine `aot`; to be used as torch.compile's `OptimizedModule`.
+
+    Attributes are the wrapped module's, which is its child `_orig_mod`; torch.compile is imported with the first call
+    that needs it.
+    """
+
+    _own = frozenset({"_orig_mod", "_engine", "_make_traced", "_traced", "_is_complete"})
+
+    def __init__(self, module: nn.Module, engine: Engine, make_traced: Callable[[], Callable[..., Any]]) -> None:
+        # before anything else: nn.Module's own constructor writes `training`, which is the wrapped module's
+        object.__setattr__(self, "_is_complete", False)
+        super().__init__()
+        self._modules["_orig_mod"] = module
+        self._engine, self._make_traced = engine, make_traced
+        self._traced: Callable[..., Any] | None = None
+        self._is_complete = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # somebody else's trace goes through the model itself
+            return self._orig_mod(*args, **kwargs)
+        try:
+            function, tensors = self._engine.find(args, kwargs)
+        except Different as different:
+            self._engine.say(str(different))
+            return self._trace()(*args, **kwargs)
+        try:
+            found = function.run(tensors)
+        except RuntimeError as error:  # nothing was written: the trace gives its own answer, or its own error
+            self._engine.say(f"the native function failed: {str(error)[:200]}", function.label)
+            return self._trace()(*args, **kwargs)
+        return function.unflatten(found)
+
+    def _trace(self) -> Callable[..., Any]:
+        if self._traced is None:
+            object.__setattr__(self, "_traced", self._make_traced())  # nn.Module would make it a child
+        return cast(Callable[..., Any], self._traced)
+
+    @property
+    def training(self) -> bool:
+        return bool(self._modules["_orig_mod"].training) if self._is_complete else True  # type: ignore[union-attr]
+
+    @training.setter
+    def training(self, is_training: bool) -> None:
+        if self._is_complete:
+            self._orig_mod.training = is_training
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__["_modules"]["_orig_mod"]
+        return wrapped if name == "_orig_mod" else getattr(wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._own or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._own or hasattr(type(self), name):
+            super().__delattr__(name)
+        else:
+            delattr(self._orig_mod, name)
+
+    def __len__(self) -> int:
+        return len(self._orig_mod)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
+
+    def __reduce__(self) -> Any:
+        return torch.compile, (self._orig_mod,)
+
+
+def engine_model(
+    module: nn.Module, folder: Path, device: str, listener: Listener, make_traced: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Returns the module with its native functions, or what `make_traced` gives where they cannot be used.
+
+    Args:
+        module: prepared as the builder did.
+        folder: with `engine.json`.
+        device: of the entry.
+        listener: hears why they cannot be used, and of every first call.
+        make_traced: torch.compile of the module; called when it is needed.
+    """
+    try:
+        if os.environ.get(VARIABLE) == JIT:
+            raise Different(f"{VARIABLE}={JIT}")
+        return EngineModule(module, Engine(module, folder, device, listener), make_traced)
+    except Different as different:
+        reason = str(different)
+    except Exception as error:  # noqa: BLE001
+        # the boundary to torch's private parts: whatever they do in a version to come, the service starts
+        reason = f"{type(error).__name__}: {error}"
+    listener.on_engine("-", False, reason)
+    return make_traced()

@@ -1,0 +1,44 @@
+"""Exports an entry with the engine `aot`: native functions beside the trimmed tree, made by a process of its own.
+
+1 a worker exports every shape bucket, at the path at which services restore, with the trimmed tree in place
+2 what it left beside the functions is dropped: the tree stays as it was trimmed
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from cachepipe.adapters.workdir import EntryDir
+from cachepipe.domain.engine import engine_folder
+from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.variables import cache_variables
+from cachepipe.workflows.jobs import Shop, run_job, worker_count
+
+STEP = "export"
+_KEPT = "engine.partial"
+
+
+def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
+    """Returns the evidence of the step; the entry's tree `export` is the trimmed one with the functions in it.
+
+    Raises:
+        BuildError: the model cannot be exported, or does what a native function cannot; torch's own words, or ours.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    done = entry.finished(STEP)
+    if done is not None:
+        return done
+    # 1
+    shop.root.fill(entry.tree("trim"))
+    job = replace(shop.job(STEP, spec, entry.pending(STEP)), engine=engine_folder(entry.path.name))
+    run_job(shop, job, STEP, entry, shop.environment(worker_count(), cache_variables(job.root)))
+    # 2
+    kept = entry.path / _KEPT
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(shop.root.path / job.engine, kept)
+    shop.root.fill(entry.tree("trim"))
+    (shop.root.path / job.engine).parent.mkdir(mode=0o700)
+    shutil.move(kept, shop.root.path / job.engine)
+    return entry.finish(STEP, shop.root)
