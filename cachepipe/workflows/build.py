@@ -28,7 +28,7 @@ from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root, write_evidence, write_json, write_whole
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.fingerprint import Fingerprint
-from cachepipe.domain.gates import GateLimits, judge, latency_problems, refuse, speedup_of
+from cachepipe.domain.gates import GateLimits, latency_problems, refuse, speedup_of
 from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
 from cachepipe.domain.manifest import Manifest
 from cachepipe.domain.policy import INDEX
@@ -50,7 +50,7 @@ from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
-from cachepipe.workflows.prove import RestoreSource, proofs_of, prove_engines
+from cachepipe.workflows.prove import RestoreSource, judge_proofs, prove_engines
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
 from cachepipe.workflows.stage import open_stage
 from cachepipe.workflows.targets import matching_devices
@@ -318,11 +318,7 @@ def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
         violation
         for piece in pieces
         for violation in (
-            *(
-                text
-                for proof in proofs_of(piece.planned.spec, piece.evidences)
-                for text in judge(limits, proof.spec, proof.evidence, references(piece.record))
-            ),
+            *judge_proofs(limits, piece.planned.spec, piece.evidences, references(piece.record)),
             *latency_problems(limits, piece.planned.spec, piece.record.tuning.get("latency", [])),
         )
     ]

@@ -17,6 +17,7 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.engine import AOT, JIT, engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.gates import GateLimits, Reference, judge
 from cachepipe.workflows.jobs import Shop, in_order, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import turn
 
@@ -122,10 +123,13 @@ def prove_engines(
     return tuple(found)
 
 
-def proofs_of(spec: EntrySpec, evidences: Sequence[EntryEvidence]) -> tuple[Proof, ...]:
-    """Returns the proofs among the evidence of a built entry, as `prove_engines` gave them: the last ones."""
+def judge_proofs(
+    limits: GateLimits, spec: EntrySpec, evidences: Sequence[EntryEvidence], references: Sequence[Reference]
+) -> tuple[str, ...]:
+    """Returns every violation of the proofs of an entry; they are its last evidences, as `prove_engines` gave them."""
     specs = [one for one, _ in ways(spec, "")]
-    return tuple(Proof(one, evidence) for one, evidence in zip(specs, evidences[-len(specs) :], strict=True))
+    proofs = zip(specs, evidences[-len(specs) :], strict=True)
+    return tuple(text for one, evidence in proofs for text in judge(limits, one, evidence, references))
 
 
 def ways(spec: EntrySpec, step: str) -> tuple[tuple[EntrySpec, str], ...]:
