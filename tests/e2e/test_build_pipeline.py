@@ -173,7 +173,7 @@ def test_case_a2_verify_passes_without_a_compiler_from_an_empty_folder(
     assert row.phases["cold"].compile_s > row.cold_s / 2  # empty folder: lowering and the C++ compiler
     assert row.phases["restored"].compile_s < row.phases["cold"].compile_s / 5
     refuse_violations([found])
-    (path,) = (project.root / "verified").iterdir()
+    (path,) = (project.root / "verified").glob("*.verify.json")
     evidence = read_evidence(path)
     assert evidence is not None and evidence.step == "verify"
 
