@@ -203,7 +203,11 @@ def read_evidence(path: Path) -> EntryEvidence | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    return read_record(EntryEvidence, data, str(path), EVIDENCE_BYTES)
+    try:
+        return read_record(EntryEvidence, data, str(path), EVIDENCE_BYTES)
+    except IntegrityError as error:
+        error.hint = "this is no evidence: name a file or the folder that `build --report` or `verify --report` left"
+        raise
 
 
 def _read_binding(path: Path) -> Binding | None:

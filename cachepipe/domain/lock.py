@@ -46,7 +46,11 @@ def read_lock(data: bytes, limits: Limits = LIMITS) -> Lock:
     Raises:
         IntegrityError: not strict, or of an unknown format.
     """
-    lock = read_record(Lock, data, "lock file", limits.index_bytes)
-    if lock.format != FORMAT:
-        raise IntegrityError("lock file", "unknown format", wanted=FORMAT, found=lock.format)
+    try:
+        lock = read_record(Lock, data, "lock file", limits.index_bytes)
+        if lock.format != FORMAT:
+            raise IntegrityError("lock file", "unknown format", wanted=FORMAT, found=lock.format)
+    except IntegrityError as error:
+        error.hint = "this is no lock file of this version: `cachepipe lock … --output FILE` writes one"
+        raise
     return lock

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check
 from cachepipe.domain.index import parse_timestamp
-from cachepipe.domain.trust import UNSIGNED
 from cachepipe.errors import CachepipeError, StoreError
+from cachepipe.workflows.doctor_trust import trust_checks
 from cachepipe.workflows.fetch import Channel, check_format, newest
 from cachepipe.workflows.host import this_machine
 
@@ -56,7 +56,7 @@ def store_checks(
     rows += [
         Check("store", f"{name}@{channel}", "nothing is published", FAIL, "build and promote it") for name in missing
     ]
-    return [*rows, *_trust(found)]
+    return [*rows, *trust_checks(store, found, now)]
 
 
 def _rights(store: Store, probes: bool) -> list[Check]:
@@ -123,14 +123,3 @@ def _channel(found: Channel, now: datetime) -> list[Check]:
     except CachepipeError as error:
         rows.append(Check("store", name, str(error), WARN, error.hint))
     return rows
-
-
-def _trust(found: Sequence[Channel]) -> list[Check]:
-    """The trust policy's part; this release has no policy, so that only the signatures' state can be told."""
-    statuses = sorted({one.status for one in found})
-    if not statuses or statuses != [UNSIGNED]:
-        return [
-            Check("trust", "signatures", ", ".join(statuses) or "nothing to verify", NOTE, "this release checks none")
-        ]
-    advice = "whoever can write the store runs code in the service: keep its write rights accordingly"
-    return [Check("trust", "signatures", "unsigned, and no trust policy", WARN, advice)]

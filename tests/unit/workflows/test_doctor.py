@@ -14,14 +14,17 @@ import pytest
 
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.mounts import mount_of
+from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import DEFECTS, defects_of
 from cachepipe.domain.index import parse_timestamp
+from cachepipe.domain.policy import Key
 from cachepipe.runtime import attempts, backports
 from cachepipe.workflows import doctor as module
 from cachepipe.workflows.doctor import DoctorRequest, doctor
 from cachepipe.workflows.doctor_store import store_checks
 from cachepipe.workflows.fetch import newest
+from tests.support import authority
 from tests.support.restoring import publish_release
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
@@ -174,6 +177,63 @@ def test_an_expired_channel_fails_and_one_that_expires_soon_warns(tmp_path: Path
         assert [
             check.verdict for check in checks if check.name.startswith("demo@stable") and "expire" in check.value
         ] == [verdict]
+
+
+KEYS_NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+def trusted(tmp_path: Path, *keys: Key, **fields: object) -> list[Check]:
+    """Returns the trust's checks of an empty store under a policy file."""
+    path = authority.write_policy(tmp_path / "policy.json", authority.policy(*keys, **fields))
+    checks = store_checks(f"file://{tmp_path}/store", (), "stable", KEYS_NOW, False, TrustChoice(policy_file=path))
+    return [check for check in checks if check.section == "trust"]
+
+
+def test_a_policy_is_told_with_its_keys_roles_and_ends(tmp_path: Path) -> None:
+    key = authority.key
+    checks = trusted(
+        tmp_path,
+        key("s", "statement", not_after="2030-06-01T00:00:00Z"),
+        key("i", "index", not_after="2030-01-10T00:00:00Z"),
+        key("old", "index", not_after="2029-12-31T00:00:00Z"),
+        revoked=("a" * 64,),
+    )
+    told = {(check.name.split()[0], check.verdict, check.value) for check in checks}
+    assert ("policy", OK, f"{tmp_path}/policy.json: 3 keys, 1 revoked statements") in told
+    assert {("role", OK, "1 live keys, 1 wanted")} <= told
+    assert ("key", OK, "ends 2030-06-01T00:00:00Z") in told
+    assert ("key", WARN, "ends 2030-01-10T00:00:00Z") in told
+    assert ("key", NOTE, "ended 2029-12-31T00:00:00Z") in told
+
+
+def test_a_role_with_too_few_live_keys_fails(tmp_path: Path) -> None:
+    key = authority.key
+    ended = key("i", "index", not_after="2029-12-31T00:00:00Z")
+    checks = trusted(tmp_path, key("s", "statement"), ended, key("s2", "statement"), thresholds={"statement": 2})
+    assert {check.name: check.verdict for check in checks if check.name.startswith("role")} == {
+        "role statement": OK,
+        "role index": FAIL,
+    }
+
+
+def test_a_policy_that_cannot_be_used_fails_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text("{}")
+    (tmp_path / "policy.json").chmod(0o600)
+    choice = TrustChoice(policy_file=str(tmp_path / "policy.json"))
+    checks = store_checks(f"file://{tmp_path}/store", (), "stable", KEYS_NOW, False, choice)
+    assert [check for check in checks if check.verdict == FAIL and "policy" in check.value]
+
+
+def test_development_keys_and_unsigned_channels_warn(tmp_path: Path) -> None:
+    published = publish_release(tmp_path)
+    index = newest(published.store, "demo", "stable")
+    assert index is not None
+    now = parse_timestamp(index.index.created_at, "created_at")
+    checks = store_checks(published.store.url, ("demo",), "stable", now, False)
+    (signatures,) = [check for check in checks if check.name == "signatures"]
+    assert (signatures.value, signatures.verdict) == ("development key", WARN)
+    (policy,) = [check for check in checks if check.name == "policy"]
+    assert "development keys" in policy.value
 
 
 def test_the_command_exits_with_18_and_prints_one_document(tmp_path: Path) -> None:
