@@ -116,8 +116,11 @@ def write_junit(path: Path, evidence: Sequence[Path]) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # a device or a pipe: written into, never replaced by a file
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_whole(path.resolve(), data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

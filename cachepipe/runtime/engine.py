@@ -106,14 +106,16 @@ class Engine:
         for tensor in tensors:
             if keys_of(tensor) not in self._plain:
                 raise Different("an argument is no plain dense tensor")
-        # 3
-        pin = self._pins.get(torch.is_inference_mode_enabled())
-        if pin is None or self._why_different or not (self._structure.watch.is_same() and pin[0].is_same(pin[1])):
-            self._look_again()
+        # 3, as one step: a thread that replaces weights or makes them differ is seen whole or not at all
+        with self._lock:
+            pin = self._pins.get(torch.is_inference_mode_enabled())
+            if pin is None or self._why_different or not (self._structure.watch.is_same() and pin[0].is_same(pin[1])):
+                self._look_again()
+            weights = function.weights
         if not function.is_told:
             function.is_told = True
             self._listener.on_engine(function.label, True, "")
-        return function, [*function.weights, *tensors]
+        return function, [*weights, *tensors]
 
     def say(self, reason: str, label: str = "-") -> None:
         """Reports why a call is traced, each reason once."""
@@ -132,28 +134,32 @@ class Engine:
         return tuple((name, _key(given[name], tensors)) for name in sorted(given))
 
     def _look_again(self) -> None:
-        """Compares state and module with what was built, after something has changed or in a new mode."""
-        with self._lock:
-            if has_modes():
-                raise Different("a torch-function or dispatch mode is on (a default device counts as one)")
-            here = ambient_facts(self._device)
-            found = differences(self._file.ambient, here)
-            if found:
-                raise Different(in_words(found))
-            is_inference = torch.is_inference_mode_enabled()
-            pin = self._pins.get(is_inference)
-            is_bound = pin is None or pin[0].is_same(pin[1])
-            if not (self._structure.watch.is_same() and is_bound):
-                self._structure = self._describe()
-                self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+        """Compares state and module with what was built, after something has changed or at a mode's first call; under the lock.
+
+        A mode's first call describes the module anew: tensors may have changed in place since (`half()`, `.data`), which only the
+        pins of a mode that was called see.
+        """
+        if has_modes():
+            raise Different("a torch-function or dispatch mode is on (a default device counts as one)")
+        here = ambient_facts(self._device)
+        found = differences(self._file.ambient, here)
+        if found:
+            raise Different(in_words(found))
+        is_inference = torch.is_inference_mode_enabled()
+        pin = self._pins.get(is_inference)
+        is_watched_same = self._structure.watch.is_same()
+        if not is_watched_same or pin is None or not pin[0].is_same(pin[1]):
+            self._structure = self._describe()
+            self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+            if not is_watched_same or pin is not None:
                 self._pins.clear()
-                if not self._why_different:
-                    self._bind()
-            if self._why_different:
-                self._pins.setdefault(is_inference, self._pin())
-                raise Different(self._why_different)
-            if is_inference not in self._pins:
-                self._pins[is_inference] = self._pin()
+            if not self._why_different:
+                self._bind()
+        if self._why_different:
+            self._pins.setdefault(is_inference, self._pin())
+            raise Different(self._why_different)
+        if is_inference not in self._pins:
+            self._pins[is_inference] = self._pin()
 
     def _describe(self) -> Structure:
         return describe(self._module, self._file.code)

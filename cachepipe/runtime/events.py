@@ -39,7 +39,7 @@ def note(event: str, **facts: Any) -> None:
     row = {"event": event, "time": now, "pid": os.getpid(), **facts}
     try:
         data = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
             if os.fstat(fd).st_size < MAX_FILE_BYTES:
                 os.write(fd, data)  # one call: lines of several processes do not mix

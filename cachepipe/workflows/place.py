@@ -20,7 +20,7 @@ from cachepipe.adapters.lease import Lease, lock_file
 from cachepipe.domain import marker
 from cachepipe.errors import NoRoomError, UnsafePathError
 
-_OURS = frozenset({"inductor", "triton", ".cachepipe", LEASE})
+_OURS = frozenset({"engine", "inductor", "triton", ".cachepipe", LEASE})
 """All that a compile cache folder holds; anything else beside them is someone's."""
 
 

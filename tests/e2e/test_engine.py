@@ -788,6 +788,39 @@ def test_calls_from_many_threads_are_right_while_weights_are_replaced(service: S
     assert service.fallbacks == 0
 
 
+def other_strides(model: nn.Module) -> None:
+    """A change in place: no dict of the module sees it."""
+    weight = next(parameter for parameter in model.parameters() if parameter.dim() == 2 and min(parameter.shape) > 1)
+    weight.data = weight.data.t().contiguous().t()
+
+
+def test_a_tensor_that_changes_in_place_before_the_first_call_is_seen(built: Built) -> None:
+    made = Service(built)
+    other_strides(made.model)
+    assert made.is_right() and made.fallbacks == 1 and made.hits == []
+
+
+def test_a_tensor_that_changes_in_place_before_another_modes_first_call_is_seen(service: Service) -> None:
+    other_strides(service.model)
+    with torch.no_grad():
+        answer = service.compiled(**service.inputs())
+        assert torch.allclose(answer["y"], service.model(**service.inputs())["y"])
+    assert service.fallbacks == 1
+
+
+def test_modes_that_take_turns_are_described_once_each(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = service.compiled
+    with torch.no_grad():
+        engine(**service.inputs())
+    described = []
+    monkeypatch.setattr("cachepipe.runtime.engine.describe", lambda *words: described.append(words))
+    for _ in range(3):
+        service.call()
+        with torch.no_grad():
+            engine(**service.inputs())
+    assert described == [] and service.fallbacks == 0
+
+
 def test_two_builds_of_the_same_code_describe_it_alike(built: Built) -> None:
     """In another process: digests hold no address, no line number and no order of sets."""
     code = (

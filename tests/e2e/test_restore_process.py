@@ -158,6 +158,16 @@ def test_a_new_index_version_is_followed(tmp_path: Path, demo: Published) -> Non
     assert files_below(dest[1]) == newer.restored_bytes(dest[1])
 
 
+def test_a_folder_with_native_functions_is_replaced_in_its_place(tmp_path: Path) -> None:
+    root = str(tmp_path / "cache" / "native")
+    for number in range(2):
+        files = {**tree_files(root, number), f"engine/key/bucket-{number}.so": b"native %d" % number}
+        release = publish_release(tmp_path, "native", number=number, files=files)
+        ran = run_restore(tmp_path, *words(release), *command(["true"]))
+        assert (ran.line["outcome"], ran.line["folder"]) == ("restored", root), ran.err
+        assert files_below(root) == release.restored_bytes(root)
+
+
 def test_a_newer_version_does_not_pull_the_folder_from_under_a_service(tmp_path: Path, demo: Published) -> None:
     with subprocess.Popen(
         restore_words(*words(demo), "--", "/bin/sh", "-c", "echo ready; read line"),

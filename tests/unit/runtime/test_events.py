@@ -57,3 +57,9 @@ def test_a_closed_stderr_is_no_error(file: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stderr", None)
     events.say("ready", hits=1)
     assert json.loads(file.read_text())["hits"] == 1
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_the_service(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(file)
+    events.note("ready")
+    assert "events problem" in capsys.readouterr().err

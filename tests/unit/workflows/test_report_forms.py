@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -114,3 +115,17 @@ def test_what_verify_found_is_explained_from_its_files_alone(tmp_path: Path) -> 
     assert "  attribute renamed: encoder → enc" in lines and any(
         line.startswith("  fix: build again") for line in lines
     )
+
+
+def test_a_report_is_written_into_a_pipe_and_through_a_link_and_replaces_neither(tmp_path: Path) -> None:
+    from cachepipe.cli.report import _write
+
+    pipe, link = tmp_path / "pipe", tmp_path / "link.html"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    _write(pipe, b"text")
+    assert os.read(reader, 10) == b"text" and pipe.is_fifo()
+    os.close(reader)
+    link.symlink_to(tmp_path / "page.html")
+    _write(link, b"page")
+    assert link.is_symlink() and (tmp_path / "page.html").read_bytes() == b"page"
