@@ -117,6 +117,12 @@ def report(paths: Sequence[Path]) -> Report:
     return Report(rows, steps, misses, details_of(entries, RESTORED_STEPS), _summaries(paths))
 
 
+def _problems(bucket: BucketEvidence) -> tuple[str, ...]:
+    if bucket.is_close is not False:
+        return bucket.problems
+    return (*bucket.problems, f"outputs differ from eager by up to {bucket.max_abs_diff}")
+
+
 def report_json(found: Report) -> Json:
     """Returns the document of `report --json`."""
     whole = to_json(found)
@@ -179,7 +185,7 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketR
                 hits=_hits(evidence, label),
                 work=shown.work,
                 max_abs_diff=shown.max_abs_diff,
-                problems=shown.problems,
+                problems=_problems(shown),
             )
         )
     return rows

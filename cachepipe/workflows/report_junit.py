@@ -22,7 +22,8 @@ def report_junit(found: Report) -> bytes:
     root = Element("testsuites", name="cachepipe")
     restored = {row.entry for row in found.steps if row.step in RESTORED_STEPS}
     causes = report_page(found)["misses"]
-    for entry in dict.fromkeys(row.entry for row in found.shape_buckets):
+    failed = [step.entry for step in found.steps if step.error]  # a process may die before its first shape bucket
+    for entry in dict.fromkeys([*(row.entry for row in found.shape_buckets), *failed]):
         suite = SubElement(root, "testsuite", name=_clean(entry))
         for row in found.shape_buckets:
             if row.entry == entry:

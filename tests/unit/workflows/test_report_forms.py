@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from xml.etree import ElementTree
@@ -129,3 +130,21 @@ def test_a_report_is_written_into_a_pipe_and_through_a_link_and_replaces_neither
     link.symlink_to(tmp_path / "page.html")
     _write(link, b"page")
     assert link.is_symlink() and (tmp_path / "page.html").read_bytes() == b"page"
+
+
+def test_a_process_that_died_before_its_first_shape_bucket_fails(tmp_path: Path) -> None:
+    write(
+        tmp_path, dataclasses.replace(evidence(ENTRIES[0], "prove", EAGER, error="boom"), shape_buckets=(), lookups=())
+    )
+    root = ElementTree.fromstring(report_junit(report([tmp_path])))
+    assert root.get("failures") == "1" and "boom" in (next(root.iter("failure")).text or "")
+
+
+def test_outputs_that_differ_from_eager_fail_and_are_not_warm(tmp_path: Path) -> None:
+    made = evidence(ENTRIES[0], "verify", EAGER)
+    wrong = dataclasses.replace(made.shape_buckets[0], is_close=False, max_abs_diff=9e9)
+    write(tmp_path, dataclasses.replace(made, shape_buckets=(wrong, *made.shape_buckets[1:])))
+    found = report([tmp_path])
+    root = ElementTree.fromstring(report_junit(found))
+    assert root.get("failures") == "1" and "outputs differ" in (next(root.iter("failure")).text or "")
+    assert not report_page(found)["is_ok"]
