@@ -136,7 +136,7 @@ def write_release(
             )
             changes["outside_files"] = (
                 OutsideFile(
-                    "/root/.nv/ComputeCache/7/c/9f2e",
+                    "/home/app/.nv/ComputeCache/7/c/9f2e",
                     18_432,
                     "the CUDA driver's cache of assembled kernels (CUDA_CACHE_PATH)",
                 ),

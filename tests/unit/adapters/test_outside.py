@@ -49,11 +49,11 @@ def test_what_python_opens_and_what_appears_in_the_home_is_found_and_nothing_of_
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/root/.nv/ComputeCache/1/a", "CUDA driver"),
+        ("/home/app/.nv/ComputeCache/1/a", "CUDA driver"),
         ("/home/x/.triton/cache/k/k.json", "Triton"),
         ("/tmp/torchinductor_root/precompiled_headers/h.gch", "precompiled headers"),
         ("/tmp/torchinductor_root/ab/cab.py", "TORCHINDUCTOR_CACHE_DIR"),
-        ("/root/.cache/huggingface/hub/x", "Hugging Face"),
+        ("/home/app/.cache/huggingface/hub/x", "Hugging Face"),
         ("/srv/notes.txt", "unknown"),
     ],
 )
