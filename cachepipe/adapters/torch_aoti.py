@@ -1,6 +1,7 @@
 """Loads a shared object that AOTInductor made, without torch._dynamo and torch._inductor: a service's start.
 
-Source: torch/csrc/inductor/aoti_runner/pybind.cpp, torch/utils/_pytree.py; checked against torch 2.13.0.
+Source: torch/csrc/inductor/aoti_runner/pybind.cpp, torch/csrc/inductor/aoti_runtime/model_container.h, torch/utils/_pytree.py; read in torch
+2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations
@@ -9,19 +10,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch._C._aoti import AOTIModelContainerRunnerCpu
+from torch._C import _aoti
 from torch.utils import _pytree as pytree
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
-def load_native(path: str) -> Run:
-    """Returns the function in a shared object: tensors → tensors.
+def load_native(path: str, device: torch.device, instances: int = 1) -> Run:
+    """Returns the function in a shared object: tensors → tensors, on a GPU in the current stream.
+
+    Args:
+        path: of the shared object, the kernels in it.
+        device: of the tensors.
+        instances: calls that may be under way on a GPU; a further one waits there until the first of them is done.
 
     Raises:
         RuntimeError: it cannot be loaded.
     """
-    return cast(Run, AOTIModelContainerRunnerCpu(path, 1).run)
+    if device.type == "cpu":
+        return cast(Run, _aoti.AOTIModelContainerRunnerCpu(path, 1).run)
+    with torch.cuda.device(device):  # loading leaves it as the current one
+        return cast(Run, _aoti.AOTIModelContainerRunnerCuda(path, instances, str(device)).run)
 
 
 def unflattener(output: str, leaves: Sequence[Any]) -> Callable[[list[torch.Tensor]], Any]:

@@ -8,13 +8,18 @@
 Why weights are inputs: AOTInductor would fold constants of its own from them (packed GEMM weights), which an update of
 the weights does not reach; and torch.compile, whose choices these are, has them as inputs too.
 
+On a GPU the kernels lie in the shared object too: no second file to check, no path in it, and loading needs neither Triton nor a
+compiler. Its CUDA graphs are recorded by the service (`runtime/replay.py`).
+
 Source: torch/export/exported_program.py, torch/_inductor/__init__.py (`aot_compile`), torch/_inductor/config.py
-(`aot_inductor`); checked against torch 2.13.0.
+(`aot_inductor`), torch/_inductor/cpp_builder.py (`convert_cubin_to_obj`, `_transform_cuda_paths`); read in torch 2.11.0, checked
+against torch 2.13.0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import types
@@ -44,6 +49,9 @@ _OPTIONS: Mapping[str, Any] = types.MappingProxyType(
         "triton.cudagraphs": False,  # not for native functions
     }
 )
+_CUDA_OPTIONS: Mapping[str, Any] = types.MappingProxyType({"aot_inductor.embed_kernel_binary": True})
+_CUDA_TOOLS = ("ld", "objcopy")
+"""With which torch embeds kernels."""
 
 
 def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
@@ -55,6 +63,8 @@ def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"`{spec.factory}` returned {type(model).__name__}: `engine: aot` needs an nn.Module")
+    if spec.device == "cuda":
+        _prepare_linking()
     folder.mkdir(parents=True)
     with calling_context(spec):
         ambient = ambient_facts(spec.device)
@@ -89,6 +99,32 @@ class _Exported:
     tensors: list[torch.Tensor]
     output: Any
     """How eager's outputs nest."""
+
+
+def native_options(spec: EntrySpec) -> dict[str, Any]:
+    """Returns Inductor's options for a native function: the entry's own, by which torch.compile chooses and tunes, and ours on top;
+    what this torch does not know is left out.
+    """
+    own = {**_OPTIONS, **(_CUDA_OPTIONS if spec.device == "cuda" else {})}
+    known = torch._inductor.list_options()
+    return {**mode_options(spec.mode, spec.options), **{name: own[name] for name in own if name in known}}
+
+
+def _prepare_linking() -> None:
+    """Lets the linker find the CUDA driver's stub: torch names its folder only where CUDA_HOME is set, and not in every toolkit.
+
+    Raises:
+        UsageError: a tool is missing.
+    """
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    missing = [tool for tool in _CUDA_TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise UsageError(f"`engine: aot` for a GPU needs binutils on PATH: no {' and no '.join(missing)}")
+    if CUDA_HOME is not None:
+        os.environ.setdefault("CUDA_HOME", CUDA_HOME)
+        stubs = (str(path) for path in Path(CUDA_HOME).glob("**/stubs") if (path / "libcuda.so").exists())
+        os.environ["LIBRARY_PATH"] = os.pathsep.join([*filter(None, [os.environ.get("LIBRARY_PATH")]), *stubs])
 
 
 def _warm_up(spec: EntrySpec, model: torch.nn.Module) -> None:
@@ -159,9 +195,8 @@ def _compiled(
     if output != exported.output:
         raise UsageError(f"{where}: the exported outputs nest otherwise than eager's: {output}, {exported.output}")
     is_single = output == pytree.tree_structure(torch.empty(0))
-    options = {**mode_options(spec.mode, spec.options), **_OPTIONS}
     with torch.no_grad():
-        files: Any = torch._inductor.aot_compile(program.graph_module, tuple(arguments), options=options)
+        files: Any = torch._inductor.aot_compile(program.graph_module, tuple(arguments), options=native_options(spec))
     file = f"bucket-{number}.so"
     made = [Path(path) for path in files if isinstance(path, str)]
     (shared,) = [path for path in made if path.suffix == ".so"]

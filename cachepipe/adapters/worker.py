@@ -23,11 +23,12 @@ import os  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
-from cachepipe.domain.engine import AOT, LAYER  # noqa: E402
+from cachepipe.domain.engine import AOT, LAYER, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
@@ -131,17 +132,17 @@ class Session:
         return model
 
     def compiled(self, model: Any) -> Any:
-        """Returns what is called: torch.compile's, or in a proof the native functions of an entry with the engine `aot`."""
+        """Returns what is called: torch.compile's, or the native functions of an entry with the engine `aot` that are restored."""
         if self.is_eager:
             return called(self.spec, model)
-        if not (self.spec.engine == AOT and self.job.step in ("prove", "verify")):
-            return compile_model(self.spec, model)
+        spec, traced = self.spec, partial(compile_model, self.spec, model)
+        if self.recorder is None or not (spec.engine == AOT and self.job.engine):
+            return traced()
         from cachepipe.runtime.engine import engine_model
 
-        assert self.recorder is not None
-        begin = time.perf_counter()
-        folder = Path(self.job.root, self.job.engine)
-        function = engine_model(model, folder, self.spec.device, self.recorder, lambda: compile_model(self.spec, model))
+        begin, folder = time.perf_counter(), Path(self.job.root, self.job.engine)
+        replays = replays_graphs(spec.device, spec.mode, spec.options)
+        function = engine_model(model, folder, spec.device, self.recorder, traced, replays)
         self.load_s = time.perf_counter() - begin
         return function
 

@@ -25,6 +25,8 @@ FILE = "engine.json"
 FILE_BYTES = 64 * MIB
 VARIABLE = "CACHEPIPE_ENGINE"
 """`jit`: the native functions are not used, whatever the artifact holds."""
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Compile modes in which torch replays from CUDA graphs (`torch._inductor.list_mode_options`, whose import takes a second)."""
 MAX_WORDS = 3
 """Differences that are quoted; the rest is counted."""
 
@@ -65,6 +67,11 @@ class EngineFile:
 def engine_folder(key: str) -> str:
     """Returns the folder of an entry's functions, relative to the root of the tree; the entry's name may change, its key not."""
     return f"engine/{key[:16]}"
+
+
+def replays_graphs(device: str, mode: str, options: Mapping[str, Json]) -> bool:
+    """Tells whether the native functions of an entry are replayed from CUDA graphs: where torch.compile would."""
+    return device == "cuda" and bool(options.get("triton.cudagraphs", mode in GRAPH_MODES))
 
 
 def differences(built: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:

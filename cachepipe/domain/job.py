@@ -35,4 +35,5 @@ class Job:
     bundle: str = ""
     """Absolute path of a file that gets torch's own bundle of the cache (`save_cache_artifacts`); empty: none is made."""
     engine: str = ""
-    """Folder of the entry's native functions, relative to `root`; of entries with the engine `aot`."""
+    """Folder of the entry's native functions, relative to `root`; of entries with the engine `aot`.
+    Where it is named, the export makes them and every other step calls them."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cachepipe.domain.engine import AOT, JIT
 from cachepipe.domain.engine import FORMAT as ENGINE_FORMAT
+from cachepipe.domain.engine import JIT
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
 from cachepipe.domain.manifest import FactoryModel, Manifest
 from cachepipe.domain.record import Json, canonical_bytes, digest_parts, read_record, record_bytes, to_json
@@ -110,8 +110,7 @@ def _spec(model: FactoryModel, dtype: str, mode: str, device: str) -> EntrySpec:
         loss=model.loss,
         rtol=model.tolerance.of(dtype).rtol,
         atol=model.tolerance.of(dtype).atol,
-        # a CUDA target of the same manifest has its tree, and no native functions in this release
-        engine=AOT if model.compile.engine == AOT and device == "cpu" else JIT,
+        engine=model.compile.engine,
     )
     data = record_bytes(spec)
     return read_record(EntrySpec, data, f"entry {spec.id}", len(data))

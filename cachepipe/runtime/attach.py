@@ -134,6 +134,12 @@ class EngineListener:
         if not is_hit:
             say("engine", entry=self._entry, outcome="traced", reason=reason)
 
+    def on_capture(self, label: str, reason: str) -> None:
+        if _state is not None:
+            _state.recorder.on_capture(label, reason)
+        if reason:
+            say("engine", entry=self._entry, outcome="plain", shape_bucket=label, reason=reason)
+
 
 def engine_listener(entry: str) -> EngineListener:
     """Returns what hears of an entry's native functions. They start without a compile, so recording and the attempt,

@@ -10,6 +10,7 @@ described; whatever differs is said once, in words, and that call is traced by t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
@@ -20,7 +21,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from cachepipe.adapters.torch_aoti import Run, load_native, unflattener
+from cachepipe.adapters.torch_aoti import load_native, unflattener
 from cachepipe.adapters.torch_settings import ambient_settings
 from cachepipe.adapters.torch_structure import Structure, describe
 from cachepipe.adapters.torch_watch import Ambient, has_modes, keys_of, plain_keys
@@ -37,7 +38,10 @@ from cachepipe.domain.engine import (
 )
 from cachepipe.domain.record import Json, read_record
 from cachepipe.errors import IntegrityError
+from cachepipe.runtime.replay import CudaGraphs, Graphs, Replayed
 
+INSTANCES = 2
+"""Of each native function without CUDA graphs: while the GPU works for one call, the process asks for the next."""
 MAX_SAID = 16
 """Reasons for a trace that are reported; a service whose every request differs must not fill its log."""
 _CONSTANTS: tuple[Any, ...] = (type(None), bool, int, float, str)
@@ -48,6 +52,9 @@ class Listener(Protocol):
 
     def on_engine(self, label: str, is_hit: bool, reason: str) -> None: ...
 
+    def on_capture(self, label: str, reason: str) -> None:
+        """A CUDA graph was recorded, or for a reason none will be."""
+
 
 class Different(Exception):
     """Why a call is not answered by a native function."""
@@ -56,12 +63,21 @@ class Different(Exception):
 class _Function:
     """One loaded shape bucket."""
 
-    def __init__(self, facts: BucketFunction, folder: Path) -> None:
+    def __init__(
+        self, facts: BucketFunction, folder: Path, device: torch.device, graphs: Graphs | None, listener: Listener
+    ) -> None:
+        path = str(folder / facts.file)
         self.label = facts.shape_bucket
         self.key = tuple((name, key_of_form(form)) for name, form in facts.signature)
         self.places = facts.weights
         self.weights: list[torch.Tensor] = []
-        self.run: Run = load_native(str(folder / facts.file))
+        self.run: Callable[[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]]
+        if graphs is not None:
+            told = functools.partial(listener.on_capture, facts.shape_bucket)
+            self.run = Replayed(lambda: load_native(path, device), device, graphs, told)
+        else:
+            run = load_native(path, device, INSTANCES)
+            self.run = lambda weights, inputs: run([*weights, *inputs])
         self.unflatten = unflattener(facts.output, facts.leaves)
         self.is_told = False
 
@@ -69,7 +85,7 @@ class _Function:
 class Engine:
     """The native functions of one entry, bound to one module; safe to call from any thread."""
 
-    def __init__(self, module: nn.Module, folder: Path, device: str, listener: Listener) -> None:
+    def __init__(self, module: nn.Module, folder: Path, device: str, listener: Listener, replays: bool) -> None:
         """Raises:
         Different: the functions cannot be used in this process.
         """
@@ -85,14 +101,18 @@ class Engine:
         if self._why_different:
             raise Different(self._why_different)
         try:
-            loaded = [_Function(facts, folder) for facts in self._file.functions]
+            self._place = _place(device, self._structure)
+            graphs = CudaGraphs(self._place) if replays else None
+            loaded = [_Function(facts, folder, self._place, graphs, listener) for facts in self._file.functions]
         except Exception as error:
             raise Different(f"{type(error).__name__}: {error}") from error
         self._functions = {function.key: function for function in loaded}
         self._bind()
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Function, list[torch.Tensor]]:
-        """Returns the function for a call and the tensors to pass.
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[_Function, list[torch.Tensor], list[torch.Tensor]]:
+        """Returns the function for a call, the weights and the inputs to pass.
 
         Raises:
             Different: torch.compile has to answer.
@@ -106,6 +126,8 @@ class Engine:
         for tensor in tensors:
             if keys_of(tensor) not in self._plain:
                 raise Different("an argument is no plain dense tensor")
+        if self._device == "cuda":
+            self._refuse_other_cuda()
         # 3, as one step: a thread that replaces weights or makes them differ is seen whole or not at all
         with self._lock:
             pin = self._pins.get(torch.is_inference_mode_enabled())
@@ -115,13 +137,19 @@ class Engine:
         if not function.is_told:
             function.is_told = True
             self._listener.on_engine(function.label, True, "")
-        return function, [*weights, *tensors]
+        return function, weights, tensors
 
     def say(self, reason: str, label: str = "-") -> None:
         """Reports why a call is traced, each reason once."""
         if reason not in self._said and len(self._said) < MAX_SAID:
             self._said.add(reason)
             self._listener.on_engine(label, False, reason)
+
+    def _refuse_other_cuda(self) -> None:
+        if torch.cuda.current_device() != self._place.index:
+            raise Different(f"the current device is not {self._place}")
+        if torch.cuda.is_current_stream_capturing():  # the function asks for events, which would end the recording
+            raise Different("the current stream is recorded as a CUDA graph")
 
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         if len(args) > len(self._names):
@@ -174,12 +202,20 @@ class Engine:
             function.weights = [self._structure.tensors[place] for place in function.places]
 
 
+def _place(device: str, structure: Structure) -> torch.device:
+    """Returns where a module lies; one without tensors on the current GPU."""
+    found = (tensor.device for tensor in structure.tensors.values() if tensor.device.type == device)
+    return next(found, None) or torch.device(f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device)
+
+
 def ambient_facts(device: str) -> dict[str, str]:
     """Returns the process-wide state that changes what an operation does; environment variables only steer compiles.
 
     Inference mode is `no_grad` here, as for torch's guards: the same kernels run.
     """
     facts = {name: text for name, text in ambient_settings(device).items() if not name.startswith("variable ")}
+    if device == "cuda":
+        del facts["threads"]  # of the CPU: a GPU's sums do not depend on them
     return {**facts, "grad mode": "grad" if torch.is_grad_enabled() else "no_grad"}
 
 
@@ -276,12 +312,12 @@ class EngineModule(nn.Module):
         if torch.compiler.is_compiling():  # somebody else's trace goes through the model itself
             return self._orig_mod(*args, **kwargs)
         try:
-            function, tensors = self._engine.find(args, kwargs)
+            function, weights, inputs = self._engine.find(args, kwargs)
         except Different as different:
             self._engine.say(str(different))
             return self._trace()(*args, **kwargs)
         try:
-            found = function.run(tensors)
+            found = function.run(weights, inputs)
         except RuntimeError as error:  # nothing was written: the trace gives its own answer, or its own error
             self._engine.say(f"the native function failed: {str(error)[:200]}", function.label)
             return self._trace()(*args, **kwargs)
@@ -328,7 +364,12 @@ class EngineModule(nn.Module):
 
 
 def engine_model(
-    module: nn.Module, folder: Path, device: str, listener: Listener, make_traced: Callable[[], Callable[..., Any]]
+    module: nn.Module,
+    folder: Path,
+    device: str,
+    listener: Listener,
+    make_traced: Callable[[], Callable[..., Any]],
+    replays: bool = False,
 ) -> Callable[..., Any]:
     """Returns the module with its native functions, or what `make_traced` gives where they cannot be used.
 
@@ -338,11 +379,12 @@ def engine_model(
         device: of the entry.
         listener: hears why they cannot be used, and of every first call.
         make_traced: torch.compile of the module; called when it is needed.
+        replays: the functions are replayed from CUDA graphs.
     """
     try:
         if os.environ.get(VARIABLE) == JIT:
             raise Different(f"{VARIABLE}={JIT}")
-        return EngineModule(module, Engine(module, folder, device, listener), make_traced)
+        return EngineModule(module, Engine(module, folder, device, listener, replays), make_traced)
     except Different as different:
         reason = str(different)
     except Exception as error:  # noqa: BLE001

@@ -183,6 +183,13 @@ class Recorder:
             outcome = "hit" if is_hit else "miss"
             self._append(self.lookups, Lookup(self._label if label == "-" else label, "", LAYER, outcome, "", reason))
 
+    def on_capture(self, label: str, reason: str) -> None:
+        """A native function was recorded as a CUDA graph, or for a reason will not be: then the function is not what was built."""
+        if reason:
+            self.on_engine(label, False, reason)
+        else:
+            self.on_work("graph_captures", f"native function {label}")
+
     def on_graph(self, graph: str, sizes: dict[str, Any]) -> None:
         with self._lock:
             log = self._log()

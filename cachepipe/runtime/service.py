@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cachepipe.domain.engine import AOT, engine_folder
+from cachepipe.domain.engine import AOT, engine_folder, replays_graphs
 from cachepipe.domain.entry import EntrySpec, bucket_label, is_covered
 from cachepipe.domain.evidence import layer_counts_of
 from cachepipe.domain.limits import LIMITS
@@ -83,7 +83,9 @@ class Entry:
         from cachepipe.runtime.engine import engine_model
 
         folder = Path(os.environ.get("CACHEPIPE_ROOT", ""), engine_folder(record.key))
-        return engine_model(prepared, folder, spec.device, attaching.engine_listener(spec.id), traced)
+        listener = attaching.engine_listener(spec.id)
+        replays = replays_graphs(spec.device, spec.mode, spec.options)
+        return engine_model(prepared, folder, spec.device, listener, traced, replays)
 
     @contextmanager
     def context(self) -> Iterator[None]:

@@ -184,8 +184,8 @@ def _build_held(
     # 1
     work, progress, now = held
     chosen = chosen_entries(plan, request.only)
-    # Only CPU artifacts hold native objects as a rule; a GPU builder needs no host compiler to be matched.
-    kinds = (True, False) if plan.device == "cpu" else (False,)
+    # A GPU builder needs no host compiler to be matched, unless there are native functions.
+    kinds = (True, False) if plan.has_host_code else (False,)
     fingerprints = tuple(builder_fingerprint(plan.device, has_native_code) for has_native_code in kinds)
     earlier = None
     if store is not None and not request.is_fresh:

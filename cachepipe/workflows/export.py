@@ -1,6 +1,7 @@
 """Exports an entry with the engine `aot`: native functions beside the trimmed tree, made by a process of its own.
 
-1 a worker exports every shape bucket, at the path at which services restore, with the trimmed tree in place
+1 a worker exports every shape bucket, at the path at which services restore, with the trimmed tree in place; on a GPU it tunes
+  once more, so it has the GPU for itself: a native function's kernels have keys of their own
 2 what it left beside the functions is dropped: the tree stays as it was trimmed
 """
 
@@ -13,8 +14,8 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.engine import engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
-from cachepipe.domain.variables import cache_variables
-from cachepipe.workflows.jobs import Shop, run_job, worker_count
+from cachepipe.workflows.jobs import Shop, run_job, variables_of, worker_count
+from cachepipe.workflows.quiet_gpu import tuned_quietly
 
 STEP = "export"
 _KEPT = "engine.partial"
@@ -33,7 +34,8 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvide
     # 1
     shop.root.fill(entry.tree("trim"))
     job = replace(shop.job(STEP, spec, entry.pending(STEP)), engine=engine_folder(entry.path.name))
-    run_job(shop, job, STEP, entry, shop.environment(worker_count(), cache_variables(job.root)))
+    environment = shop.environment(worker_count(), variables_of(spec.device, job.root))
+    tuned_quietly(shop, spec, STEP, entry, lambda: run_job(shop, job, STEP, entry, environment))
     # 2
     kept = entry.path / _KEPT
     shutil.rmtree(kept, ignore_errors=True)

@@ -14,17 +14,18 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from cachepipe.adapters.children import Command, last_lines
 from cachepipe.adapters.dialogue import Dialogue
 from cachepipe.adapters.packs import moved_copy
 from cachepipe.adapters.workdir import EntryDir, write_json
+from cachepipe.domain.engine import AOT, engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.job import UNTIMED_CALLS
 from cachepipe.domain.record import Json, canonical_bytes, parse_json, to_json
 from cachepipe.errors import BuildError, DeadlineError
-from cachepipe.workflows.entry_steps import variables_of
-from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, worker_count
+from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, variables_of, worker_count
 from cachepipe.workflows.prove import RestoreSource, restore_words
 from cachepipe.workflows.quiet_gpu import turn
 
@@ -79,6 +80,8 @@ def _process(
 ) -> Dialogue:
     name = f"latency-{who}"
     job = shop.job("latency", spec, entry.pending(name))
+    if who == "restored" and spec.engine == AOT:
+        job = replace(job, engine=engine_folder(entry.path.name))
     path = entry.path / f"{name}.job"
     write_json(path, to_json(job))
     env = shop.environment(worker_count(), {"PATH": os.environ.get("PATH", os.defpath), **extra})

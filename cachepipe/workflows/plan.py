@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cachepipe.adapters.manifest_file import manifest_error
 from cachepipe.adapters.sources import Sources, absolute, distribution_versions, is_folder, model_sources
+from cachepipe.domain.engine import AOT
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.manifest import CommandModel, FactoryModel, Manifest
 from cachepipe.domain.manifest_rules import Problem
@@ -39,6 +40,11 @@ class Plan:
     entries: tuple[PlannedEntry, ...]
     python_path: tuple[Path, ...]
     """Absolute folders, prepended to sys.path of the workers."""
+
+    @property
+    def has_host_code(self) -> bool:
+        """Whether the artifact may hold objects that the host's compiler built."""
+        return self.device == "cpu" or any(entry.spec.engine == AOT for entry in self.entries)
 
 
 def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:

@@ -101,6 +101,6 @@ def _noisy(spec: EntrySpec, step: str, found: tuple[str, ...]) -> BuildError:
 
 def gpu_facts(entry: EntryDir, rounds: int) -> dict[str, Json]:
     """Returns step → summary of its samples, of the steps that were watched."""
-    steps = ("tune", *(f"settle-{number}" for number in range(1, rounds + 1)))
+    steps = ("tune", *(f"settle-{number}" for number in range(1, rounds + 1)), "export")
     found = {step: entry.read(f"{step}.gpu") for step in steps}
     return {step: json.loads(data) for step, data in found.items() if data is not None}

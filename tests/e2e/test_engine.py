@@ -118,6 +118,9 @@ class Service:
     def on_engine(self, label: str, is_hit: bool, reason: str) -> None:
         (self.hits if is_hit else self.reasons).append(label if is_hit else reason)
 
+    def on_capture(self, label: str, reason: str) -> None:
+        raise AssertionError("there are no CUDA graphs on a CPU")
+
     def traced(self, *args: Any, **kwargs: Any) -> Any:
         """Stands for torch.compile's function, which has its own guards."""
         self.fallbacks += 1
