@@ -136,16 +136,18 @@ def _graph_problems(spec: EntrySpec, restored: EntryEvidence, references: Sequen
 
 
 def engine_problems(spec: EntrySpec, restored: EntryEvidence) -> list[str]:
-    """Returns where a native function did not answer every call: only its own first call counts as a hit, and a call that
-    fell back left a graph."""
+    """Returns where a native function did not answer every call as built: only its own first call counts as a hit, a call that
+    fell back left a graph, and a CUDA graph that could not be recorded is a miss."""
     found = []
     graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in restored.shape_buckets}
     mine = [lookup for lookup in restored.lookups if lookup.layer == LAYER]
     reasons = "; ".join(dict.fromkeys(lookup.reason for lookup in mine if lookup.outcome != "hit"))
     for label in map(bucket_label, spec.shape_buckets):
-        is_hit = any(lookup.shape_bucket == label and lookup.outcome == "hit" for lookup in mine)
-        if not is_hit or graphs.get(label, 0):
-            what = f"{graphs.get(label, 0)} graphs were traced" if is_hit else "no native function answered"
+        outcomes = {lookup.outcome for lookup in mine if lookup.shape_bucket == label}
+        if outcomes != {"hit"} or graphs.get(label, 0):
+            count = graphs.get(label, 0)
+            traced = f"{count} graphs were traced" if count else "later calls are not as built"
+            what = traced if "hit" in outcomes else "no native function answered"
             found.append(f"{label}: engine `aot`: {what}: {reasons or 'no reason given'}")
     return found
 

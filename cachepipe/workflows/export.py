@@ -1,7 +1,7 @@
 """Exports an entry with the engine `aot`: native functions beside the trimmed tree, made by a process of its own.
 
-1 a worker exports every shape bucket, at the path at which services restore, with the trimmed tree in place; on a GPU it tunes
-  once more, so it has the GPU for itself: a native function's kernels have keys of their own
+1 a worker exports every shape bucket, at the path at which services restore, with the trimmed tree in place; for a GPU with the tuned
+  one, which holds every kernel that is tried: torch's records of what won have other keys there, so it times once more, alone
 2 what it left beside the functions is dropped: the tree stays as it was trimmed
 """
 
@@ -32,7 +32,8 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvide
     if done is not None:
         return done
     # 1
-    shop.root.fill(entry.tree("trim"))
+    tuned = entry.tree("tune")
+    shop.root.fill(tuned if spec.device == "cuda" and tuned.is_dir() else entry.tree("trim"))
     job = replace(shop.job(STEP, spec, entry.pending(STEP)), engine=engine_folder(entry.path.name))
     environment = shop.environment(worker_count(), variables_of(spec.device, job.root))
     tuned_quietly(shop, spec, STEP, entry, lambda: run_job(shop, job, STEP, entry, environment))

@@ -229,6 +229,7 @@ def test_a_native_start_passes_without_a_graph() -> None:
         (native(("8", "hit"), ("1", "miss")), "batch=1: engine `aot`: no native function answered: other"),
         (native(("8", "hit")), "batch=1: engine `aot`: no native function answered: no reason given"),
         (native(("8", "hit"), ("1", "hit"), graphs=1), "batch=8: engine `aot`: 1 graphs were traced: no reason given"),
+        (native(("8", "hit"), ("8", "miss")), "batch=8: engine `aot`: later calls are not as built: other"),
         (native(), "batch=8: engine `aot`: no native function answered"),
     ],
 )
