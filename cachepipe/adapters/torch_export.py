@@ -12,8 +12,8 @@ On a GPU the kernels lie in the shared object too: no second file to check, no p
 compiler. Its CUDA graphs are recorded by the service (`runtime/replay.py`).
 
 Source: torch/export/exported_program.py, torch/_inductor/__init__.py (`aot_compile`), torch/_inductor/config.py
-(`aot_inductor`), torch/_inductor/cpp_builder.py (`convert_cubin_to_obj`, `_transform_cuda_paths`); read in torch 2.11.0, checked
-against torch 2.13.0.
+(`aot_inductor`), torch/_inductor/cpp_builder.py (`convert_cubin_to_obj`, `get_cpp_torch_device_options`); read in torch 2.11.0,
+checked against torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,20 +112,21 @@ def native_options(spec: EntrySpec) -> dict[str, Any]:
 
 
 def _prepare_linking() -> None:
-    """Lets the linker find the CUDA driver's stub: torch names its folder only where CUDA_HOME is set, and not in every toolkit.
+    """Lets the linker find `libcuda.so`, a name that a toolkit's stub has, if there is one where torch looks, and no driver.
 
     Raises:
         UsageError: a tool is missing.
     """
-    from torch.utils.cpp_extension import CUDA_HOME
-
     missing = [tool for tool in _CUDA_TOOLS if shutil.which(tool) is None]
     if missing:
         raise UsageError(f"`engine: aot` for a GPU needs binutils on PATH: no {' and no '.join(missing)}")
-    if CUDA_HOME is not None:
-        os.environ.setdefault("CUDA_HOME", CUDA_HOME)
-        stubs = (str(path) for path in Path(CUDA_HOME).glob("**/stubs") if (path / "libcuda.so").exists())
-        os.environ["LIBRARY_PATH"] = os.pathsep.join([*filter(None, [os.environ.get("LIBRARY_PATH")]), *stubs])
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # loads the driver
+    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libcuda.so" in line)
+    if driver := next(mapped, None):
+        folder = Path(tempfile.mkdtemp(prefix="driver-"))  # below the worker's own TMPDIR
+        (folder / "libcuda.so").symlink_to(driver)
+        others = [os.environ["LIBRARY_PATH"]] if os.environ.get("LIBRARY_PATH") else []
+        os.environ["LIBRARY_PATH"] = os.pathsep.join([*others, str(folder)])
 
 
 def _warm_up(spec: EntrySpec, model: torch.nn.Module) -> None:

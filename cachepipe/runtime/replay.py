@@ -94,14 +94,14 @@ class Replayed:
             return True
         if self._recording is None and not self._is_warm:
             return False
-        self._recording = None  # gives its memory back before the next one takes it
         reason = self._why_not(weights, inputs)
         try:
             if not reason:
                 self._record(weights, inputs)  # 2
         except RuntimeError as error:
             reason = f"no CUDA graph could be recorded: {str(error)[:200]}"
-        self._is_plain = bool(reason)
+        if reason:
+            self._is_plain, self._recording = True, None
         self._places = places
         self._told(reason)
         return not reason
@@ -119,6 +119,7 @@ class Replayed:
         # tensors of inference mode could not be written to outside of it
         with torch.inference_mode(False), torch.no_grad():
             self._buffers = [_copied(value) for value in inputs]
+            # the one before it lives until then: memory that no graph holds is no pool any more
             self._recording = self._graphs.record(run, [*weights, *self._buffers])
 
 
