@@ -138,7 +138,7 @@ class Session:
         spec, traced = self.spec, partial(compile_model, self.spec, model)
         if self.recorder is None or not (spec.engine == AOT and self.job.engine):
             return traced()
-        from cachepipe.runtime.engine import engine_model
+        from cachepipe.runtime.engine_module import engine_model
 
         begin, folder = time.perf_counter(), Path(self.job.root, self.job.engine)
         replays = replays_graphs(spec.device, spec.mode, spec.options)

@@ -80,7 +80,7 @@ class Entry:
 
         if spec.engine != AOT:
             return traced()
-        from cachepipe.runtime.engine import engine_model
+        from cachepipe.runtime.engine_module import engine_model
 
         folder = Path(os.environ.get("CACHEPIPE_ROOT", ""), engine_folder(record.key))
         listener = attaching.engine_listener(spec.id)

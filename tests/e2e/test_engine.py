@@ -30,7 +30,7 @@ from cachepipe.domain.gates import GateLimits, judge
 from cachepipe.domain.record import read_record
 from cachepipe.domain.statement import EntryRecord
 from cachepipe.runtime.calling import build_model, calling_context, compile_model, flatten, prepare
-from cachepipe.runtime.engine import EngineModule, engine_model
+from cachepipe.runtime.engine_module import EngineModule, engine_model
 from cachepipe.runtime.inputs import example_inputs
 from cachepipe.workflows.assemble import references
 from cachepipe.workflows.build import BuildRequest, build

@@ -94,7 +94,7 @@ class Service:
         from cachepipe.adapters.store import open_store
         from cachepipe.domain.engine import engine_folder, replays_graphs
         from cachepipe.runtime.calling import build_model, prepare
-        from cachepipe.runtime.engine import engine_model
+        from cachepipe.runtime.engine_module import engine_model
         from cachepipe.workflows.fetch import resolve_ref
 
         statement = resolve_ref(open_store(f"file://{native.root}/store"), "gpu@candidate").statement
