@@ -122,3 +122,15 @@ def test_a_foreign_or_broken_event_is_passed_over(recorder: Recorder) -> None:
     trace("[1]", artifact={"name": "fx_graph_cache_hit"})
     trace(artifact={"name": "unknown_thing"})
     assert recorder.count("hit") == 1 and recorder.work() == Work()
+
+
+def test_a_recorded_native_function_counts_as_a_capture_and_a_failed_one_as_a_miss(recorder: Recorder) -> None:
+    with recorder.shape_bucket("batch=8") as log:
+        recorder.on_engine("batch=8", True, "")
+        recorder.on_capture("batch=8", "")
+    assert (log.work.graph_captures, recorder.count("hit"), recorder.count("miss")) == (1, 1, 0)
+    recorder.on_capture("batch=8", "no CUDA graph could be recorded: because")
+    assert recorder.work().graph_captures == 1
+    assert [(one.shape_bucket, one.outcome, one.reason) for one in recorder.lookups][1:] == [
+        ("batch=8", "miss", "no CUDA graph could be recorded: because")
+    ]

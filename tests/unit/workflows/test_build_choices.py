@@ -150,3 +150,11 @@ def test_a_tolerance_that_was_not_judged_is_another_release() -> None:
     strict = replace(ENTRIES[0], spec=replace(ENTRIES[0].spec, rtol=1e-9))
     earlier = Earlier(Artifact(statement(*ENTRIES), b"", b"", DIGEST, "signed", ""), {})
     assert not earlier.is_the_same_release(plan(strict, *ENTRIES[1:]))
+
+
+def test_a_gpu_builder_is_matched_by_its_compiler_only_for_native_functions() -> None:
+    native = replace(planned("a"), spec=replace(spec("a"), device="cuda", engine="aot"))
+    assert [plan(*entries).has_host_code for entries in ((planned("a"),), ())] == [True, True]
+    on_gpu = replace(plan(planned("b")), device="cuda")
+    assert not on_gpu.has_host_code
+    assert replace(on_gpu, entries=(planned("b"), native)).has_host_code
