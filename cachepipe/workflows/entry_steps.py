@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree, name_cubins_in_full
+from cachepipe.adapters.execute import resolved_variables
 from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.engine import AOT
@@ -25,9 +26,10 @@ from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError, VerificationError
 from cachepipe.workflows.export import STEP, export_functions
-from cachepipe.workflows.jobs import Shop, run_job, variables_of, worker_count
+from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 
 MAX_ROUNDS = 3
@@ -110,7 +112,8 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
         facts = _trim(shop, spec, entry, rounds)
     trim, eager = _kept(entry, "trim"), entry.evidence("eager")
     # 4
-    export = export_functions(shop, spec, entry) if spec.engine == AOT else None
+    variables = variables_of(spec.device, str(shop.root.path))
+    export = export_functions(shop, spec, entry, variables) if spec.engine == AOT else None
     tree = entry.tree(STEP if export else "trim")
     kinds = _kinds(tree)
     problems = kind_problems(spec, kinds)
@@ -260,6 +263,11 @@ def _kept(entry: EntryDir, step: str) -> EntryEvidence:
     evidence = entry.evidence(step)
     assert evidence is not None
     return evidence
+
+
+def variables_of(device: str, root: str) -> dict[str, str]:
+    """Returns what a restore would set for a folder."""
+    return {**resolved_variables(pinned_variables(device)), **cache_variables(root)}
 
 
 def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:

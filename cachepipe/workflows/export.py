@@ -8,21 +8,28 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.engine import engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
-from cachepipe.workflows.jobs import Shop, run_job, variables_of, worker_count
+from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly
 
 STEP = "export"
 _KEPT = "engine.partial"
 
 
-def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
+def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Mapping[str, str]) -> EntryEvidence:
     """Returns the evidence of the step; the entry's tree `export` is the trimmed one with the functions in it.
+
+    Args:
+        shop: where.
+        spec: the entry.
+        entry: has the trees `tune` and `trim`.
+        variables: what a restore would set for the root.
 
     Raises:
         BuildError: the model cannot be exported, or does what a native function cannot; torch's own words, or ours.
@@ -35,7 +42,7 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvide
     tuned = entry.tree("tune")
     shop.root.fill(tuned if spec.device == "cuda" and tuned.is_dir() else entry.tree("trim"))
     job = replace(shop.job(STEP, spec, entry.pending(STEP)), engine=engine_folder(entry.path.name))
-    environment = shop.environment(worker_count(), variables_of(spec.device, job.root))
+    environment = shop.environment(worker_count(), variables)
     tuned_quietly(shop, spec, STEP, entry, lambda: run_job(shop, job, STEP, entry, environment))
     # 2
     kept = entry.path / _KEPT

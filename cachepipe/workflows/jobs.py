@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.children import Command, compile_workers, last_lines, run_child, worker_environment
-from cachepipe.adapters.execute import NOT_HELD, resolved_variables
+from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import require_room
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.workdir import BuildRoot, EntryDir, WorkDir, write_json
@@ -24,7 +24,6 @@ from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.job import Job
 from cachepipe.domain.record import to_json
-from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, DeadlineError
 
 BASE_LIMIT_S = 600.0
@@ -173,11 +172,6 @@ def _ended(status: int) -> str:
 def in_order(job: Job, order: Sequence[int]) -> Job:
     """Returns the job with its shape buckets called in another order."""
     return replace(job, bucket_order=tuple(order))
-
-
-def variables_of(device: str, root: str) -> dict[str, str]:
-    """Returns what a restore would set for a folder."""
-    return {**resolved_variables(pinned_variables(device)), **cache_variables(root)}
 
 
 def worker_count() -> int:

@@ -25,7 +25,8 @@ from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.job import UNTIMED_CALLS
 from cachepipe.domain.record import Json, canonical_bytes, parse_json, to_json
 from cachepipe.errors import BuildError, DeadlineError
-from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, variables_of, worker_count
+from cachepipe.workflows.entry_steps import variables_of
+from cachepipe.workflows.jobs import BASE_LIMIT_S, BUCKET_LIMIT_S, Shop, worker_count
 from cachepipe.workflows.prove import RestoreSource, restore_words
 from cachepipe.workflows.quiet_gpu import turn
 
