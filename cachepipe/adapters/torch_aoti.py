@@ -1,7 +1,7 @@
 """Loads a shared object that AOTInductor made, without torch._dynamo and torch._inductor: a service's start.
 
-Source: torch/csrc/inductor/aoti_runner/pybind.cpp, torch/csrc/inductor/aoti_runtime/model_container.h, torch/utils/_pytree.py; read in torch
-2.11.0 and 2.13.0.
+Source: torch/csrc/inductor/aoti_runner/pybind.cpp, torch/csrc/inductor/aoti_runtime/model_container.h, torch/_inductor/output_code.py
+(`CompiledAOTI`), torch/utils/_pytree.py; read in torch 2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch.utils import _pytree as pytree
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
-def load_native(path: str, device: torch.device, instances: int = 1) -> Run:
-    """Returns the function in a shared object: tensors → tensors, on a GPU in the current stream.
+def load_native(path: str, device: torch.device) -> Run:
+    """Returns the function in a shared object: tensors → tensors; on a GPU in the current stream, for one thread at a time.
+
+    There it is torch's variant for one thread: the other one asks by events whether earlier calls are done, and waits for them.
 
     Args:
         path: of the shared object, the kernels in it.
         device: of the tensors.
-        instances: calls that may be under way on a GPU; a further one waits there until the first of them is done.
 
     Raises:
         RuntimeError: it cannot be loaded.
@@ -30,7 +31,11 @@ def load_native(path: str, device: torch.device, instances: int = 1) -> Run:
     if device.type == "cpu":
         return cast(Run, _aoti.AOTIModelContainerRunnerCpu(path, 1).run)
     with torch.cuda.device(device):  # loading leaves it as the current one
-        return cast(Run, _aoti.AOTIModelContainerRunnerCuda(path, instances, str(device)).run)
+        make: Any = _aoti.AOTIModelContainerRunnerCuda
+        try:
+            return cast(Run, make(path, 1, str(device), "", True).run)
+        except TypeError:  # a torch without that variant: its functions run, but cannot be recorded
+            return cast(Run, make(path, 1, str(device)).run)
 
 
 def unflattener(output: str, leaves: Sequence[Any]) -> Callable[[list[torch.Tensor]], Any]:

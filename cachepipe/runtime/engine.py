@@ -14,13 +14,14 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from cachepipe.adapters.torch_aoti import load_native, unflattener
+from cachepipe.adapters.torch_aoti import Run, load_native, unflattener
 from cachepipe.adapters.torch_settings import ambient_settings
 from cachepipe.adapters.torch_structure import Structure, describe
 from cachepipe.adapters.torch_watch import Ambient, has_modes, keys_of, plain_keys
@@ -37,8 +38,6 @@ from cachepipe.domain.record import Json, read_record
 from cachepipe.errors import IntegrityError
 from cachepipe.runtime.replay import CudaGraphs, Graphs, Replayed
 
-INSTANCES = 2
-"""Of each native function without CUDA graphs: while the GPU works for one call, the process asks for the next."""
 MAX_SAID = 16
 """Reasons for a trace that are reported; a service whose every request differs must not fill its log."""
 _CONSTANTS: tuple[Any, ...] = (type(None), bool, int, float, str)
@@ -69,14 +68,20 @@ class _Function:
         self.places = facts.weights
         self.weights: list[torch.Tensor] = []
         self.run: Callable[[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]]
+        run, lock = load_native(path, device), threading.Lock() if device.type == "cuda" else nullcontext()
         if graphs is not None:
-            told = functools.partial(listener.on_capture, facts.shape_bucket)
-            self.run = Replayed(lambda: load_native(path, device), device, graphs, told)
+            self.run = Replayed(run, device, graphs, functools.partial(listener.on_capture, facts.shape_bucket))
         else:
-            run = load_native(path, device, INSTANCES)
-            self.run = lambda weights, inputs: run([*weights, *inputs])
+            self.run = functools.partial(_locked, run, lock)
         self.unflatten = unflattener(facts.output, facts.leaves)
         self.is_told = False
+
+
+def _locked(
+    run: Run, lock: AbstractContextManager[Any], weights: list[torch.Tensor], inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    with lock:
+        return run([*weights, *inputs])
 
 
 class Engine:

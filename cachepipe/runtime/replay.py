@@ -7,9 +7,7 @@
 A weight at another address is recorded anew; after `MAX_RECORDINGS` of them, or when nothing can be recorded, calls run as they are.
 Written into in place, weights keep their addresses, and a replay reads them anew.
 
-Source: docs.pytorch.org/docs/stable/notes/cuda.html ("CUDA Graphs"); torch/csrc/inductor/aoti_runtime/model_container.h and
-model_base.h, read in 2.11.0: every run asks by an event whether the one before it is done, which is allowed while a stream is recorded
-in the mode `relaxed` alone; the event then belongs to the recording, so a function that was recorded is never run again.
+Source: docs.pytorch.org/docs/stable/notes/cuda.html ("CUDA Graphs").
 """
 
 from __future__ import annotations
@@ -54,17 +52,14 @@ class Graphs(Protocol):
 class Replayed:
     """One shape bucket's native function: (weights, inputs) → outputs."""
 
-    def __init__(
-        self, load: Callable[[], Run], device: torch.device, graphs: Graphs, told: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, device: torch.device, graphs: Graphs, told: Callable[[str], None]) -> None:
         """Args:
-        load: gives the function anew.
+        run: the function.
         device: on which all tensors must lie: a value on the CPU would be read once, when it is recorded.
         graphs: shared by the shape buckets of an entry.
         told: hears of each recording, and with a reason that there will be none.
         """
-        self._load, self._device, self._graphs, self._told = load, device, graphs, told
-        self._run: Run | None = load()
+        self._run, self._device, self._graphs, self._told = run, device, graphs, told
         self._is_warm = self._is_plain = False
         self._recordings = 0
         self._recording: Recording | None = None
@@ -84,7 +79,6 @@ class Replayed:
                 return [_copied(output) for output in recording.outputs]
             # 1
             self._is_warm = True
-            self._run = self._run or self._load()
             return self._run([*weights, *inputs])
 
     def _is_ready(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
@@ -114,13 +108,12 @@ class Replayed:
         return ""
 
     def _record(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        run, self._run = self._run or self._load(), None
         self._recordings += 1
         # tensors of inference mode could not be written to outside of it
         with torch.inference_mode(False), torch.no_grad():
             self._buffers = [_copied(value) for value in inputs]
             # the one before it lives until then: memory that no graph holds is no pool any more
-            self._recording = self._graphs.record(run, [*weights, *self._buffers])
+            self._recording = self._graphs.record(self._run, [*weights, *self._buffers])
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,6 +159,6 @@ class CudaGraphs:
         # the outer one gives the caller's stream back even when the recording fails
         with _one_at_a_time, torch.cuda.stream(self._stream):
             work(arguments)  # workspaces of libraries belong to a stream: not into the graph's memory
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="relaxed"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 outputs = work(arguments)
         return _CudaRecording(graph, outputs, (work, arguments))
