@@ -114,6 +114,8 @@ class Replayed:
             self._buffers = [_copied(value) for value in inputs]
             # the one before it lives until then: memory that no graph holds is no pool any more
             self._recording = self._graphs.record(self._run, [*weights, *self._buffers])
+            for output in self._recording.outputs:
+                _copied(output)  # an output in which elements lie on one another cannot be
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

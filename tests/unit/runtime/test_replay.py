@@ -42,7 +42,7 @@ class HostRecording:
     def __init__(self, graphs: HostGraphs, work: Run, arguments: list[torch.Tensor]) -> None:
         self._graphs, self._work, self._arguments = graphs, work, arguments
         made = work(arguments)
-        self.outputs = [torch.empty_strided(one.shape, one.stride()).fill_(torch.nan) for one in made]
+        self.outputs = [torch.empty_strided(one.shape, one.stride()) for one in made]
 
     def replay(self) -> None:
         self._graphs.replayed += 1
@@ -152,6 +152,18 @@ def test_outputs_keep_their_strides(strided: torch.Tensor) -> None:
         (output,) = function([], [])
         assert output.stride() == strided.stride() and torch.equal(output, strided)
     assert output.data_ptr() != strided.data_ptr()
+
+
+def test_an_expanded_output_or_input_is_never_recorded(native: Native) -> None:
+    function = Replayed(lambda tensors: [tensors[0].expand(3, 4)], CPU, native.graphs, native.told.append)
+    for _ in range(3):
+        (output,) = function([], [torch.ones(1, 4)])
+        assert output.stride() == (0, 1) and torch.equal(output, torch.ones(3, 4))
+    function = Replayed(lambda tensors: [tensors[0] * 2], CPU, native.graphs, native.told.append)
+    for value in (1.0, 2.0, 3.0):
+        (output,) = function([], [torch.full((1, 4), value).expand(3, 4)])
+        assert torch.equal(output, torch.full((3, 4), 2 * value))
+    assert [reason[:36] for reason in native.told] == ["no CUDA graph could be recorded: uns"] * 2
 
 
 def test_threads_get_their_own_outputs(native: Native) -> None:
