@@ -31,11 +31,8 @@ def load_native(path: str, device: torch.device) -> Run:
     if device.type == "cpu":
         return cast(Run, _aoti.AOTIModelContainerRunnerCpu(path, 1).run)
     with torch.cuda.device(device):  # loading leaves it as the current one
-        make: Any = _aoti.AOTIModelContainerRunnerCuda
-        try:
-            return cast(Run, make(path, 1, str(device), "", True).run)
-        except TypeError:  # a torch without that variant: its functions run, but cannot be recorded
-            return cast(Run, make(path, 1, str(device)).run)
+        make: Any = _aoti.AOTIModelContainerRunnerCuda  # torch's own stub does not know the fifth argument
+        return cast(Run, make(path, 1, str(device), "", True).run)
 
 
 def unflattener(output: str, leaves: Sequence[Any]) -> Callable[[list[torch.Tensor]], Any]:
