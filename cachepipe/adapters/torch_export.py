@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from cachepipe.adapters.export_log import ExportLog
 from cachepipe.adapters.torch_settings import mode_options
 from cachepipe.adapters.torch_structure import Structure, describe, resolve
 from cachepipe.adapters.torch_text import is_library
@@ -67,9 +68,15 @@ def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
     if spec.device == "cuda":
         _prepare_linking()
     folder.mkdir(parents=True)
+    with ExportLog() as log:
+        _export_into(spec, model, folder, log)
+
+
+def _export_into(spec: EntrySpec, model: torch.nn.Module, folder: Path, log: ExportLog) -> None:
     with calling_context(spec):
         ambient = ambient_facts(spec.device)
     _warm_up(spec, model)
+    log.say("called once")
     exported = []
     # 1
     with CalledCode() as called:
@@ -78,11 +85,12 @@ def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
             exported.append(_export(spec, model, args, kwargs))
     # 2
     structure = _described(spec, model, called)
+    log.say(f"traced {len(exported)} shape buckets and described the model")
     # 3
-    functions = [
-        _compiled(spec, bucket_label(shape_bucket), number, one, structure, folder)
-        for number, (shape_bucket, one) in enumerate(zip(spec.shape_buckets, exported, strict=True))
-    ]
+    functions = []
+    for number, (shape_bucket, one) in enumerate(zip(spec.shape_buckets, exported, strict=True)):
+        functions.append(_compiled(spec, bucket_label(shape_bucket), number, one, structure, folder))
+        log.say(f"compiled {bucket_label(shape_bucket)}")
     # 4
     names = tuple(sorted(called.names()))
     facts = EngineFile(
