@@ -128,8 +128,8 @@ class VerificationError(CachepipeError):
     exit_code = 18
     hint = "nothing was published or promoted: mend what the lines name, or change the manifest's `gates`"
 
-    def __init__(self, violations: Sequence[str]) -> None:
-        super().__init__("\n".join(violations))
+    def __init__(self, violations: Sequence[str], *, hint: str | None = None) -> None:
+        super().__init__("\n".join(violations), hint=hint)
         self.violations = tuple(violations)
 
 

@@ -38,6 +38,8 @@ _DYNAMO_SETTINGS = (
     "recompile_limit",
     "suppress_errors",
 )
+RECOMPILE_LIMIT = "FailOnRecompileLimitHit"
+"""What a compile raises beyond the limit; a worker's evidence holds this name alone."""
 _SINCE: Mapping[str, Version] = {"VecISA._probe_load": (2, 13)}
 _RECORDS = "torch._inductor.runtime.autotune_cache"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
@@ -56,6 +58,8 @@ TABLE: tuple[Name, ...] = (
     Name("torch._C._dynamo.guards", "TensorGuards.check"),
     Name("torch._C._dynamo.guards", "dict_version"),
     Name("torch._dynamo", "mark_dynamic"),
+    Name("torch._dynamo.exc", RECOMPILE_LIMIT),
+    Name("torch._functorch.config", "autograd_cache_allow_custom_autograd_functions"),  # of `domain/remedies.py`
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_start_callback"),
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_end_callback"),
     Name("torch._dynamo.callback", "callback_handler"),

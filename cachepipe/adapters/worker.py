@@ -199,7 +199,7 @@ class Session:
             found.append(f"no graph was compiled, it ran eager{because}")
         if log.graphs and not any(lookup.layer == "aotautograd" for lookup in lookups):
             found.append(f"{len(log.graphs)} graphs were traced but none was looked up in torch's cache{because}")
-        reasons = sorted({lookup.reason for lookup in lookups if lookup.outcome == "bypass"})
+        reasons = sorted({" ".join(lookup.reason.split()) for lookup in lookups if lookup.outcome == "bypass"})
         found += [f"torch refuses to cache a graph: {reason or 'no reason given'}" for reason in reasons]
         return found
 

@@ -28,16 +28,8 @@ from cachepipe.domain.components import (
 from cachepipe.domain.evidence import EntryEvidence, Explanation, Lookup
 from cachepipe.domain.explain_rules import causes, shape_distance
 from cachepipe.domain.record import Json
+from cachepipe.domain.remedies import bypass_remedy
 
-_BYPASS_FIXES = {
-    "freezing": "switch `freezing` off: a graph with frozen weights is never cached",
-    "mkldnn": "switch `freezing` off: MKL-DNN tensors cannot be stored",
-    "higher order op": "put the operator out of the compiled part, or use one that torch marks as cacheable",
-    "hop": "put the operator out of the compiled part, or use one that torch marks as cacheable",
-    "autograd.function": "replace the autograd.Function by plain operators or a custom operator (`torch.library`)",
-    "allow_in_graph": "make the function a custom operator (`torch.library`): torch cannot see into it",
-    "pickle": "keep what cannot be pickled out of the graph",
-}
 _LAYER_FIXES = {
     "native": "the C++ object was built here: compiler, its version and the virtual environment's path must be the builder's",
     "tuning": "the search ran here: the tuning record is not in the artifact; build again with `--fresh`",
@@ -135,8 +127,7 @@ def _causes(lookup: Lookup, outer: Lookup | None, evidence: EntryEvidence, built
     """Returns why one lookup was no hit; `outer` is the outer layer's miss of the same graph, which this one follows."""
     if lookup.outcome == "bypass":
         reason = lookup.reason or "no reason given"
-        fix = next((fix for word, fix in _BYPASS_FIXES.items() if word in reason.lower()), "see torch's reason")
-        return [Cause(f"torch refuses to cache the graph: {short(reason)}", fix, ())]
+        return [Cause(f"torch refuses to cache the graph: {short(reason)}", bypass_remedy(reason), ())]
     if lookup.layer in _LAYER_FIXES:
         return [Cause(f"{lookup.layer} lookup of {short(lookup.key)}", _LAYER_FIXES[lookup.layer], ())]
     keys = _built_keys(lookup.layer, built)

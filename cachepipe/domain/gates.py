@@ -10,6 +10,7 @@ from typing import Any
 from cachepipe.domain.engine import AOT, LAYER
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
+from cachepipe.domain.remedies import remedy
 from cachepipe.errors import VerificationError
 
 _BREAK_PLACE = re.compile(r"^Graph break in user code at (.+)$", re.MULTILINE)
@@ -228,7 +229,7 @@ def evidence_problems(spec: EntrySpec, evidence: EntryEvidence) -> tuple[tuple[s
     ]
     graphs = {bucket_label(bucket.shape_bucket): bucket.graphs for bucket in evidence.shape_buckets}
     if not sum(graphs.values()):
-        return (("", "no graph was compiled in this process"), *found)
+        return (*found, ("", "no graph was compiled in this process"))
     missing = [label for label in map(bucket_label, spec.shape_buckets) if label not in graphs]
     found += [(label, "was not called") for label in missing]
     empty = [trace for trace, count in _graphs_by_trace(spec, graphs).items() if count == 0]
@@ -241,12 +242,19 @@ def evidence_problems(spec: EntrySpec, evidence: EntryEvidence) -> tuple[tuple[s
     return tuple(found)
 
 
-def refuse(violations: Sequence[str]) -> None:
-    """Raises:
-    VerificationError: there are violations.
+def refuse(violations: Sequence[str], step: str = "") -> None:
+    """Refuses if there are violations.
+
+    Args:
+        violations: in words.
+        step: of a build, which is named and for which the hint says what to do.
+
+    Raises:
+        VerificationError: there are violations.
     """
     if violations:
-        raise VerificationError(violations)
+        named = [f"{step}: {violation}" for violation in violations] if step else violations
+        raise VerificationError(named, hint=remedy(violations) if step else None)
 
 
 def break_in_words(reason: str) -> str:

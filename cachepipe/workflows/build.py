@@ -322,7 +322,7 @@ def _gate(run: _Build, pieces: Sequence[Piece]) -> Mapping[str, float]:
             *latency_problems(limits, piece.planned.spec, piece.record.tuning.get("latency", [])),
         )
     ]
-    refuse(violations)
+    refuse(violations, "prove")
     return _limits(run.manifest)
 
 

@@ -23,11 +23,12 @@ from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.engine import AOT
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
-from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems
+from cachepipe.domain.gates import break_in_words, evidence_problems, graph_breaks, kind_problems, refuse
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.domain.remedies import remedy
 from cachepipe.domain.variables import cache_variables, pinned_variables
-from cachepipe.errors import BuildError, IntegrityError, VerificationError
+from cachepipe.errors import BuildError, IntegrityError
 from cachepipe.workflows.export import STEP, export_functions
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
@@ -35,15 +36,10 @@ from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 MAX_ROUNDS = 3
 FACTS = "facts.record"
 BUNDLE = "tune.bundle"
-DIFFERENT_HINT = (
-    "raise `tolerance` if the difference is rounding; random numbers (dropout in training) and state outside of buffers "
-    "cannot be compared; otherwise torch compiles this model wrongly here"
-)
 KINDS_HINT = (
     "look whether the model differs from process to process (time, random numbers, order of sets), has nothing to compile, "
     "changes TORCHINDUCTOR_CACHE_DIR or removes that folder; else build it again with `--fresh`"
 )
-NO_GRAPH_HINT = "look whether the model is called through torch.compile at all: `fullgraph`, decorators, its fast path"
 
 
 @dataclass(frozen=True)
@@ -274,18 +270,9 @@ def _check(spec: EntrySpec, step: str, evidence: EntryEvidence) -> None:
     problems = evidence_problems(spec, evidence)
     if problems:
         shape_bucket, reason = problems[0]
-        others = "".join(f"; {label}: {text}" for label, text in problems[1:8])
-        raise BuildError(spec.id, step, f"{reason}{others}", shape_bucket=shape_bucket, hint=_hint(reason))
-
-
-def _hint(reason: str) -> str | None:
-    if "no graph" in reason:
-        return NO_GRAPH_HINT
-    if "nothing can be compared" in reason or "NaN throughout" in reason:
-        return "let the method return tensors (or lists, mappings, dataclasses of them), for inputs that give numbers"
-    if "outputs differ" in reason:
-        return DIFFERENT_HINT
-    return None
+        others = "".join(f"; {label}: {text}" if label else f"; {text}" for label, text in problems[1:8])
+        hint = remedy(text for _, text in problems)
+        raise BuildError(spec.id, step, f"{reason}{others}", shape_bucket=shape_bucket, hint=hint)
 
 
 def _check_breaks(spec: EntrySpec, tune: EntryEvidence, limit: float) -> None:
@@ -297,9 +284,7 @@ def _check_breaks(spec: EntrySpec, tune: EntryEvidence, limit: float) -> None:
         if bucket.graph_breaks
     ]
     reasons = [f"{spec.id}: graph break: {text}" for text in dict.fromkeys(map(break_in_words, tune.graph_breaks))]
-    raise VerificationError(
-        [f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons]
-    )
+    refuse([f"{spec.id}: max_graph_breaks: limit {limit:g}, found {graph_breaks(tune)}", *places, *reasons], "tune")
 
 
 def _kinds(tree: Path) -> dict[str, int]:

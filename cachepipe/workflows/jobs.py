@@ -19,12 +19,14 @@ from cachepipe.adapters.children import Command, compile_workers, last_lines, ru
 from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import require_room
 from cachepipe.adapters.progress import Progress
+from cachepipe.adapters.torch_names import RECOMPILE_LIMIT
 from cachepipe.adapters.workdir import BuildRoot, EntryDir, WorkDir, write_json
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.job import Job
 from cachepipe.domain.record import to_json
-from cachepipe.errors import BuildError, DeadlineError
+from cachepipe.domain.remedies import remedy
+from cachepipe.errors import BuildError, DeadlineError, UsageError
 
 BASE_LIMIT_S = 600.0
 """Imports, the factory (which may load weights), and the exit."""
@@ -34,10 +36,8 @@ MIN_CALLS = 3
 """cudagraphs record at the second call and replay at the third."""
 QUOTED_CHARS = 500
 """Of each line of torch's error: a compiler's command line alone has thousands."""
-AGAIN_HINT = (
-    "look whether the model's trace depends on time, random numbers, the environment or the order of calls; "
-    "else build again with `--fresh`; "
-)
+OURS = UsageError.__name__
+"""Of errors that the worker itself raises: their words say all, and its frames are no business of a reader."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,11 @@ def run_job(
                 require_room(shop.root.path.parent)
             reason = failure(evidence, status, log)
             if evidence is None or reason:
-                hint = f"{AGAIN_HINT if evidence and NOT_HELD in evidence.error else ''}the whole log is {log}"
+                hint = "; ".join(filter(None, (remedy([reason]), f"the whole log is {log}")))
                 raise BuildError(spec.id, name, reason, shape_bucket=follower.shape_bucket, hint=hint)
     except DeadlineError as error:
-        raise BuildError(spec.id, name, f"{error}{last_lines(log)}", shape_bucket=follower.shape_bucket) from error
+        reason, where = f"{error}{last_lines(log)}", follower.shape_bucket
+        raise BuildError(spec.id, name, reason, shape_bucket=where, hint=remedy([str(error)])) from error
     shop.work.note_estimate(f"{spec.id} {name}", evidence.ready_s)
     return evidence
 
@@ -146,9 +147,20 @@ def failure(evidence: EntryEvidence | None, status: int, log: Path) -> str:
         return ""
     if NOT_HELD in evidence.error:
         return _compiled_again(evidence)
+    if evidence.error_kind == RECOMPILE_LIMIT:
+        return _traced_too_often(evidence)
+    if evidence.error_kind == OURS:
+        return evidence.error.removeprefix(f"{OURS}: ")
     where = evidence.traceback.rpartition(evidence.error.partition("\n")[0])[0]  # the error's own words come last
+    where = where.rpartition("\n")[0]  # what is left of the last line is the name of the error's module
     lines = [*evidence.error.rstrip().splitlines(), *(f"    {line}" for line in where.rstrip().splitlines()[-6:])]
     return "\n".join(line[:QUOTED_CHARS] for line in lines)
+
+
+def _traced_too_often(evidence: EntryEvidence) -> str:
+    reasons = [graph.recompile_reason for graph in evidence.graphs if graph.recompile_reason]
+    last = " ".join(reasons[-1].split())[:QUOTED_CHARS] if reasons else "not told"
+    return f"torch's recompile limit is hit: {len(evidence.graphs)} traces so far; the guard that failed last: {last}"
 
 
 def _compiled_again(evidence: EntryEvidence) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from cachepipe.domain.entry import Context, DynamicDim
 from cachepipe.domain.evidence import hit_rate
+from cachepipe.domain.remedies import remedy
+from cachepipe.workflows.jobs import failure
 from tests.support.jobs import run_job, spec_of
 
 GRAD = Context("grad", None, "highest", False)
@@ -19,6 +21,14 @@ def test_case_f1_more_buckets_than_the_recompile_limit_are_all_compiled(tmp_path
     assert evidence.error == ""
     assert [bucket.graphs for bucket in evidence.shape_buckets] == [1] * 12
     assert not any(bucket.problems for bucket in evidence.shape_buckets)
+
+
+def test_case_f1_the_limit_is_an_error_that_names_the_guard_and_what_to_do(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("mm_counts_in_python"), tmp_path, calls_per_bucket=12)
+    assert len(evidence.graphs) >= 8 and evidence.shape_buckets == ()
+    words = failure(evidence, 1, tmp_path / "log")
+    assert words.startswith("torch's recompile limit is hit: ") and "self.calls" in words, words
+    assert "changes from call to call" in (remedy([words]) or "")
 
 
 def test_case_f8_a_restored_start_in_another_order_hits_every_bucket(tmp_path: Path) -> None:
@@ -62,6 +72,7 @@ def test_case_g8_e1_a_bucket_that_leaves_nothing_says_which_switch_did_it(
     evidence = run_job(spec_of(factory), tmp_path)
     problems = " ".join(problem for bucket in evidence.shape_buckets for problem in bucket.problems)
     assert cause in problems, evidence
+    assert "undo the switch" in (remedy([problems]) or "")
 
 
 def test_case_g8_hidden_compile_errors_are_refused_before_the_first_call(tmp_path: Path) -> None:
@@ -79,18 +90,29 @@ def test_case_g8_a_graph_break_is_counted_with_its_place(tmp_path: Path) -> None
 def test_case_g1_a_refused_autograd_function_carries_torchs_reason(tmp_path: Path) -> None:
     spec = spec_of("autograd_function", context=GRAD, requires_grad=True, train=True)
     evidence = run_job(spec, tmp_path)
-    assert any("refuses to cache" in problem and len(problem) > 60 for problem in evidence.shape_buckets[0].problems)
+    problems = evidence.shape_buckets[0].problems
+    assert any("refuses to cache" in problem and len(problem) > 60 for problem in problems)
+    assert "autograd_cache_allow_custom_autograd_functions = True" in (remedy(problems) or "")
+
+
+def test_case_g1_the_switch_that_is_named_makes_it_cacheable(tmp_path: Path) -> None:
+    spec = spec_of("autograd_function_allowed", context=GRAD, requires_grad=True, train=True)
+    assert run_job(spec, tmp_path).shape_buckets[0].problems == ()
+    restored = run_job(spec, tmp_path, "prove")
+    assert hit_rate(restored) == 1.0 and restored.shape_buckets[0].is_close is True
 
 
 def test_case_g5_a_higher_order_op_is_refused_with_torchs_reason(tmp_path: Path) -> None:
     evidence = run_job(spec_of("conditional"), tmp_path)
-    assert any("cond" in problem for problem in evidence.shape_buckets[0].problems), evidence.shape_buckets[0].problems
+    problems = evidence.shape_buckets[0].problems
+    assert any("cond" in problem for problem in problems) and not any("\n" in problem for problem in problems), problems
+    assert "torch.where" in (remedy(problems) or "")
 
 
 def test_case_g3_freezing_is_a_named_refusal(tmp_path: Path) -> None:
     evidence = run_job(spec_of("small", options={"freezing": True}), tmp_path)
     problems = " ".join(evidence.shape_buckets[0].problems)
-    assert "refuses to cache" in problems
+    assert "refuses to cache" in problems and "never cached" in (remedy([problems]) or "")
 
 
 def test_an_exception_of_the_factory_becomes_evidence(tmp_path: Path) -> None:

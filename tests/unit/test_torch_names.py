@@ -62,11 +62,14 @@ def test_a_name_that_went_away_is_told_by_a_wheel(tmp_path: Path) -> None:
     wheel = tmp_path / "torch.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch/version.py", "__version__ = '2.13.1+cpu'\n")
-        archive.writestr("torch/_functorch/config.py", "enable_autograd_cache = True\n")
+        archive.writestr(
+            "torch/_functorch/config.py",
+            "enable_autograd_cache = True\nautograd_cache_allow_custom_autograd_functions = False\n",
+        )
     done = run(str(wheel))
     assert done.returncode == 1
     assert "missing in torch 2.13: torch._functorch.config.error_on_custom_op_aliasing" in done.stdout
-    assert "1 names found, 1 missing" in done.stdout
+    assert "2 names found, 1 missing" in done.stdout
 
 
 def test_names_are_found_wherever_python_binds_them(script: ModuleType) -> None:

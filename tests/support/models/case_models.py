@@ -77,6 +77,25 @@ def autograd_function() -> nn.Module:
     return WithFunction()
 
 
+def autograd_function_allowed() -> nn.Module:
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    return WithFunction()
+
+
+class CountsInPython(Product):
+    """Traced anew at every call: its guards hold the value of a plain attribute."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.mm(x, self.weight) * self.calls
+
+
+def mm_counts_in_python() -> nn.Module:
+    return CountsInPython()
+
+
 def never_compiles_stance() -> nn.Module:
     torch.compiler.set_stance("force_eager")
     return Product()

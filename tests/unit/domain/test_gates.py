@@ -90,6 +90,16 @@ def test_all_violations_are_listed_and_refused_together() -> None:
     refuse(())
 
 
+def test_a_refused_build_names_the_step_and_what_to_do() -> None:
+    with pytest.raises(VerificationError) as caught:
+        refuse(judge(GateLimits(), spec(), evidence(*GOOD, outcomes="hm"), REFERENCES), "prove")
+    assert caught.value.violations[0].startswith("prove: mlp/float32/default: min_hit_rate")
+    assert "trace depends on" in caught.value.hint
+    with pytest.raises(VerificationError) as caught:
+        refuse(["mlp: a gate of tomorrow"], "prove")
+    assert caught.value.hint == VerificationError.hint
+
+
 def test_limits_of_the_manifest_count() -> None:
     limits = GateLimits(min_hit_rate=0.5, max_tuning_runs=46, max_compiles=1, max_graph_breaks=1, min_speedup=1.0)
     work = Work(benchmarks=45, tuning_runs=1, native_builds=1)
@@ -124,6 +134,12 @@ def test_case_c9_a_partly_warm_save_is_noticed_by_its_count() -> None:
 def test_case_e1_a_process_that_compiled_nothing_is_named() -> None:
     found = evidence(bucket(1, graphs=0), bucket(8, graphs=0))
     assert evidence_problems(spec(), found) == (("", "no graph was compiled in this process"),)
+
+
+def test_case_e1_a_shape_bucket_that_says_why_it_ran_eager_is_named_first() -> None:
+    found = evidence(bucket(1, graphs=0, problems=("ran eager: `TORCHDYNAMO_DISABLE` is set",)), bucket(8, graphs=0))
+    (shape_bucket, problem), (_, last) = evidence_problems(spec(), found)
+    assert (shape_bucket, last) == ("batch=1", "no graph was compiled in this process") and "DISABLE" in problem
 
 
 def test_case_e1_a_shape_bucket_that_compiled_nothing_is_named() -> None:

@@ -52,8 +52,15 @@ def evidence(error: str, traceback: str, *lookups: Lookup) -> EntryEvidence:
     return EntryEvidence(
         *("mlp/float32/default", "prove", "2.13.0", (), lookups, Work(), (), 0.0, 0.0, 0.0, {}),
         error=error,
+        error_kind=error.partition(":")[0],
         traceback=traceback,
     )
+
+
+def test_an_error_of_the_worker_itself_is_told_without_its_frames(tmp_path: Path) -> None:
+    error = "UsageError: `torch._dynamo.config.suppress_errors` is on: a failed compile would run eager unseen"
+    words = failure(evidence(error, f"Traceback:\n  File w.py\ncachepipe.errors.{error}\n"), 1, tmp_path / "log")
+    assert words == error.removeprefix("UsageError: ")
 
 
 def test_a_refused_compiler_is_told_by_the_lookups_that_missed_not_by_its_command_line(tmp_path: Path) -> None:
@@ -66,7 +73,9 @@ def test_a_refused_compiler_is_told_by_the_lookups_that_missed_not_by_its_comman
 
 def test_an_error_is_quoted_once_with_the_last_frames_before_it(tmp_path: Path) -> None:
     error = "ValueError: a\nb"
-    words = failure(evidence(error, f'Traceback:\n  File "m.py", line 3, in forward\n{error}\n'), 1, tmp_path / "log")
+    frames = f'Traceback:\n  File "m.py", line 3, in forward\nmodels.own.{error}\n'
+    words = failure(evidence(error, frames), 1, tmp_path / "log")
+    assert "models.own" not in words
     assert words.count("ValueError") == 1 and words.startswith(error)
     assert 'File "m.py", line 3' in words
     assert max(map(len, failure(evidence("x" * 4000, ""), 1, tmp_path / "log").splitlines())) == 500

@@ -1,0 +1,95 @@
+"""What to do about each way in which an entry fails, found by the words that say how it failed.
+
+Source: torch/_functorch/_aot_autograd/autograd_cache.py (`check_node_safe`, `is_cacheable_function`), torch/_ops.py
+(`HigherOrderOperator.cacheable`), torch/_inductor/codecache.py (`CacheabilityValidator`); checked against torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LOOK = "look whether the model's trace depends on time, random numbers, the environment or the order of calls"
+
+_BYPASSES = (
+    ("freezing", "switch `freezing` off: a graph with frozen weights is never cached"),
+    ("mkldnn", "switch `freezing` off: MKL-DNN tensors cannot be stored"),
+    (
+        "autograd_function_apply|autograd.function",
+        "set `torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True` in the module of the factory, which "
+        "builder and service import, or replace the autograd.Function by plain operators or a custom one (`torch.library`)",
+    ),
+    (
+        "higher.?order|hop",
+        "write it without the operator (`torch.where` in place of `torch.cond`), or keep it out of the compiled method",
+    ),
+    (
+        "allow_in_graph|call_function target|call_method",
+        "make the function a custom operator (`torch.library`): torch cannot see into it",
+    ),
+    ("pickl", "keep what cannot be pickled out of the graph"),
+)
+"""Words of torch's reason for not caching a graph → the known way round."""
+
+_PROBLEMS = (
+    (
+        r"`[^`]+`( or `[^`]+`)? (is set|is off|is on\b|is `|hides)",
+        "undo the switch that is named: the factory, or a module that it imports, sets it",
+    ),
+    (
+        "its size changes nothing",
+        "name this size no longer in `shape_buckets`, or look whether the model uses that input at all",
+    ),
+    (
+        "no graph",
+        "look whether the model is called through torch.compile at all: `fullgraph`, decorators, its fast path",
+    ),
+    (
+        "recompile limit",
+        "make what the guard reads an input or a constant: a counter, flag or object that changes from call to call is traced "
+        "anew every time; sizes that vary belong into `shape_buckets` or `dynamic_dims`",
+    ),
+    (
+        "nothing can be compared|NaN throughout",
+        "let the method return tensors (or lists, mappings, dataclasses of them), for inputs that give numbers",
+    ),
+    (
+        "outputs differ",
+        "raise `tolerance` if the difference is rounding; random numbers (dropout in training) and state outside of buffers "
+        "cannot be compared; otherwise torch compiles this model wrongly here",
+    ),
+    (
+        "max_graph_breaks",
+        "mend the code at the places named, or allow that many by `gates: {max_graph_breaks: …}`; nothing was published",
+    ),
+    (
+        "min_hit_rate|max_compiles|max_tuning_runs|graphs at|torch compiles again",
+        f"{_LOOK}; else build again with `--fresh`; nothing was published",
+    ),
+    (
+        "min_speedup",
+        "a start without the cache is hardly slower: leave this model out, or lower `gates: {min_speedup: …}`; "
+        "nothing was published",
+    ),
+    (
+        "without a result",
+        "look in the log at what it waits for; a step has 10 minutes, and 30 more for every shape bucket",
+    ),
+)
+"""Words of a problem or of a gate's refusal → what to do."""
+
+
+def bypass_remedy(reason: str) -> str:
+    """Returns the known way round a refusal of torch to cache a graph; without one, torch's reason has to do."""
+    return next((remedy for words, remedy in _BYPASSES if re.search(words, reason, re.I)), "see torch's reason")
+
+
+def remedy(problems: Iterable[str]) -> str | None:
+    """Returns what to do about the first problem that is known here; None: about none of them."""
+    for problem in problems:
+        if "refuses to cache" in problem:
+            return bypass_remedy(problem.partition("refuses to cache")[2])
+        for words, text in _PROBLEMS:
+            if re.search(words, problem):
+                return text
+    return None
