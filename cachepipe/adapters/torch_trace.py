@@ -50,6 +50,8 @@ class CompileFacts(NamedTuple):
     operators: int
     recompile_reason: str
     failure: str
+    has_failed: bool = False
+    """The compile raised; a `failure` alone may be a reason not to record a CUDA graph."""
 
 
 class TraceSink(Protocol):
@@ -188,6 +190,7 @@ def _facts(metrics: dict[str, Any]) -> CompileFacts:
         operators=int(metrics.get("graph_op_count") or 0),
         recompile_reason=str(metrics.get("recompile_reason") or "")[:2000],
         failure=str(failure)[:2000],
+        has_failed=bool(metrics.get("fail_reason")),
     )
 
 

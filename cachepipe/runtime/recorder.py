@@ -19,6 +19,7 @@ from cachepipe.adapters.torch_work import WorkCounter, add_work
 from cachepipe.domain.engine import LAYER
 from cachepipe.domain.evidence import GraphEvidence, Lookup, Phases, TunedKernel, Work, WorkItem
 from cachepipe.runtime.childwork import ChildWork
+from cachepipe.runtime.events import say
 from cachepipe.runtime.graphlog import BucketLog, GraphLog, phases_of, total_phases
 
 __all__ = ["MAX_COMPONENTS", "MAX_EVENTS", "BucketLog", "Recorder", "phases_of"]
@@ -27,6 +28,12 @@ MAX_EVENTS = 10_000
 """Of each kind that are kept; a service that compiles more has a fault that these already show."""
 MAX_COMPONENTS = 256
 """Keys whose 640 components are kept, about 50 kB each since equal texts are shared."""
+
+SUSPECT = (
+    "the graph came from the cache, which may hold that of other code (torch's key leaves out what sizes the code asked for): "
+    "build again from this code; CACHEPIPE_DISABLE=1 starts without the cache"
+)
+"""Of a compile that failed after its lookup had hit: pytorch/pytorch#194001, seen with torch 2.13.0."""
 
 _Item = tuple[str, str, str, str, str]
 """kind, what, graph, shape bucket, process"""
@@ -221,6 +228,9 @@ class Recorder:
             log.place, log.operators, log.failure = facts.place, facts.operators, facts.failure
             log.recompile_reason = log.recompile_reason or facts.recompile_reason
             self._graph = ""
+            was_found = any(lookup.graph == graph and lookup.outcome == "hit" for lookup in self.lookups)
+        if facts.has_failed and was_found:
+            say("suspect", graph=graph, place=facts.place, reason=facts.failure, problem=SUSPECT)
 
     def on_graph_break(self, reason: str) -> None:
         with self._lock:

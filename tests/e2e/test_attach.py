@@ -154,6 +154,34 @@ def test_case_f4_a_late_compile_is_logged_with_its_shape(tmp_path: Path) -> None
     assert done.stdout.strip() == "1"
 
 
+OLD_GUARDS = """
+def call(is_old, mark, **bounds):
+    torch._dynamo.reset()
+    model = torch.compile(case_models.mm_asks_for_sizes(is_old).eval().requires_grad_(False))
+    sample = torch.ones(8, 8)
+    mark(sample, 0, **bounds)
+    with torch.inference_mode():
+        model(sample)
+
+call(True, torch._dynamo.maybe_mark_dynamic)
+try:
+    call(False, torch._dynamo.mark_dynamic, min=2, max=64)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_case_b7_a_graph_of_other_code_that_breaks_a_correct_program_names_the_cache_as_suspect(tmp_path: Path) -> None:
+    done = run(tmp_path, OLD_GUARDS)
+    assert done.stdout.strip() == "ConstraintViolationError", done.stderr[-2000:]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("cachepipe suspect")]
+    assert "came from the cache" in line and "case_models.py" in line and "Constraints violated" in line
+    own = run(
+        tmp_path, OLD_GUARDS.replace("call(True", "0 and call(True"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty")
+    )
+    assert own.stdout.strip() == "" and "cachepipe suspect" not in own.stderr
+
+
 def test_a_late_compile_names_the_setting_that_caused_it(tmp_path: Path) -> None:
     body = """
 serve()

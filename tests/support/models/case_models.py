@@ -38,6 +38,24 @@ def small() -> nn.Module:
     return Small()
 
 
+class AsksForSizes(Product):
+    """`is_old` asks for a size that `dynamic` bounds do not promise; the graph is the same without the question."""
+
+    is_old = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.mm(x, self.weight)
+        if self.is_old and x.shape[0] > 5:
+            pass
+        return product
+
+
+def mm_asks_for_sizes(is_old: bool) -> nn.Module:
+    model = AsksForSizes()
+    model.is_old = is_old
+    return model
+
+
 class Broken(Product):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.mm(x, self.weight)
