@@ -92,7 +92,7 @@ def _refusal(summaries: tuple[VerifySummary, ...]) -> VerificationError | None:
     return None
 
 
-VERIFY_COLUMNS = ("entry", "shape bucket", ">graphs", "hits", "work", ">cold ÷ restored")
+VERIFY_COLUMNS = ("entry", "shape bucket", ">graphs", "hits", "work", "outputs", ">cold ÷ restored")
 PHASE_COLUMNS = (
     *("entry", "shape bucket", "first call", ">seconds"),
     *(">trace", ">lookup", ">load", ">tune", ">compile", ">capture", ">run"),
@@ -107,6 +107,7 @@ def _print_summary(summary: VerifySummary) -> None:
             row.graphs,
             reports.hits_text(row.hits),
             reports.work_text(row.work),
+            row.outputs,
             f"{row.cold_s / row.restored_s:.1f} ×" if row.restored_s else None,
         )
         for row in summary.shape_buckets

@@ -71,7 +71,7 @@ def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:
     found: dict[str, tuple[Sources, Mapping[str, str]]] = {}
     for i, model in enumerate(manifest.models):
         if isinstance(model, CommandModel):
-            text = "a whole program cannot be built in this release: give a `factory`"
+            text = "building a whole program is not in this release: give a `factory`"
             problems.append(Problem(("models", i, "command"), text))
             continue
         sources = model_sources(_references(model), model.sources, manifest_dir.resolve(), python_path)

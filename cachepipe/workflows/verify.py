@@ -24,14 +24,14 @@ from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import EntrySpec, bucket_label
-from cachepipe.domain.evidence import EntryEvidence, Lookup, OutsideFile, Phases, Work
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, OutsideFile, Phases, Work
 from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
 from cachepipe.domain.lock import read_lock
 from cachepipe.domain.manifest import Manifest
 from cachepipe.domain.record import sha256, to_json
-from cachepipe.domain.statement import EntryRecord, Statement
+from cachepipe.domain.statement import BucketFacts, EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError
 from cachepipe.workflows.assemble import references
 from cachepipe.workflows.build import WORK_FOLDER
@@ -82,6 +82,8 @@ class VerifiedBucket:
     phases: Mapping[str, Phases]
     """`cold`, `restored` and `eager` → their first call by where the time went."""
     max_abs_diff: float | None
+    outputs: str
+    """`as built`: bit for bit those of the build's proof; `close`: within tolerance of eager's; `differ`: neither."""
 
 
 @dataclass(frozen=True)
@@ -335,9 +337,20 @@ def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
                 "eager": Phases(run_s=facts[label].eager_s),
             },
             max_abs_diff=bucket.max_abs_diff,
+            outputs=outputs_word(facts[label], bucket),
         )
         rows.append(row)
     return rows
+
+
+def outputs_word(built: BucketFacts, found: BucketEvidence) -> str:
+    """Returns `VerifiedBucket.outputs`; `close` where it was `as built` before tells a drift that no tolerance sees (B4).
+
+    It refuses nothing: atomics of a GPU and weights from random numbers without a seed change bits as well.
+    """
+    if found.is_close is not True:
+        return "differ"
+    return "as built" if found.output_digest == built.output_digest else "close"
 
 
 def _count(lookups: Sequence[Lookup]) -> str:

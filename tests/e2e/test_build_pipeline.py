@@ -167,6 +167,7 @@ def test_case_a2_verify_passes_without_a_compiler_from_an_empty_folder(
     assert found.violations == () and found.explanations == ()
     assert (found.artifact, found.checked_files) == (summary.artifact, summary.files)
     (row,) = found.shape_buckets
+    assert row.outputs == "as built"
     assert row.hits["aotautograd"] == "1/1" and row.work.native_builds == 0 and row.restored_s < row.cold_s
     for start, seconds in (("cold", row.cold_s), ("restored", row.restored_s), ("eager", row.eager_s)):
         assert sum(dataclasses.asdict(row.phases[start]).values()) == pytest.approx(seconds, abs=0.01)

@@ -95,7 +95,7 @@ def test_what_the_manifest_names_and_nobody_has_is_reported_at_once_with_lines(f
         ("models:nett", "no `nett` in module `models`"),
         ("gone:inputs", "no module `gone`"),
         ("*.json", "no file matches `*.json`"),
-        ("command", "cannot be built"),
+        ("command", "not in this release"),
     ]
     assert len(caught.value.problems) == len(wanted)
     for text, words in wanted:
