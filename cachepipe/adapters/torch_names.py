@@ -79,6 +79,7 @@ TABLE: tuple[Name, ...] = (
     Name("torch._inductor.config", "aot_inductor.precompile_headers"),
     Name("torch._inductor.config", "compile_threads"),
     Name("torch._inductor.config", "cpp.cxx"),
+    Name("torch._inductor.config", "cpp.dynamic_threads"),
     Name("torch._inductor.config", "decide_compile_threads"),
     Name("torch._inductor.config", "force_disable_caches"),
     Name("torch._inductor.config", "fx_graph_cache"),

@@ -126,7 +126,11 @@ def _isa(wanted: str, found: str) -> str | None:
 
 
 def _threads(wanted: str, found: str) -> str | None:
-    return None if wanted == found else f"set OMP_NUM_THREADS={wanted}, or build with this thread count"
+    return (
+        None
+        if wanted == found
+        else f"set OMP_NUM_THREADS={wanted}, or build with this thread count or `cpp.dynamic_threads`"
+    )
 
 
 Rule = Callable[[str, str], "str | None"]

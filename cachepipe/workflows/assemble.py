@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters.cachetree import merge_trees
-from cachepipe.adapters.machine import builder_fingerprint, compiler_texts
+from cachepipe.adapters.machine import compiler_texts
 from cachepipe.adapters.packs import Packed, pack_tree, write_blob
 from cachepipe.adapters.workdir import EntryDir
 from cachepipe.domain.artifact import Blob
@@ -29,7 +29,7 @@ from cachepipe.domain.ulid import ulid
 from cachepipe.domain.variables import pinned_variables
 from cachepipe.errors import BuildError, IntegrityError
 from cachepipe.workflows.entry_steps import EntryWork
-from cachepipe.workflows.plan import Plan, PlannedEntry
+from cachepipe.workflows.plan import Plan, PlannedEntry, release_fingerprint
 from cachepipe.workflows.quiet_gpu import gpu_facts
 
 _OWN_SETTINGS = ("variable TORCHINDUCTOR_COMPILE_THREADS",)
@@ -160,7 +160,7 @@ def draft_statement(
         root=plan.root,
         created_at=timestamp(now),
         device=plan.device,
-        fingerprint=builder_fingerprint(plan.device, has_native_code).parts,
+        fingerprint=release_fingerprint(plan, has_native_code).parts,
         entries=tuple(piece.record for piece in pieces),
         packs=packed.packs,
         table=packed.table_blob,

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
 from cachepipe.adapters.provenance import provenance
@@ -49,7 +48,7 @@ from cachepipe.workflows.entry_steps import build_entry, keeps_tuned
 from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
-from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release
+from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release, release_fingerprint
 from cachepipe.workflows.prove import RestoreSource, judge_proofs, prove_engines
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
 from cachepipe.workflows.stage import open_stage
@@ -186,7 +185,7 @@ def _build_held(
     chosen = chosen_entries(plan, request.only)
     # A GPU builder needs no host compiler to be matched, unless there are native functions.
     kinds = (True, False) if plan.has_host_code else (False,)
-    fingerprints = tuple(builder_fingerprint(plan.device, has_native_code) for has_native_code in kinds)
+    fingerprints = tuple(release_fingerprint(plan, has_native_code) for has_native_code in kinds)
     earlier = None
     if store is not None and not request.is_fresh:
         earlier = earlier_artifact(store, plan, manifest.channel, fingerprints, now)

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import manifest_error
 from cachepipe.adapters.sources import Sources, absolute, distribution_versions, is_folder, model_sources
-from cachepipe.domain.engine import AOT
+from cachepipe.domain.engine import AOT, JIT
 from cachepipe.domain.entry import EntrySpec
+from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.manifest import CommandModel, FactoryModel, Manifest
 from cachepipe.domain.manifest_rules import Problem
 from cachepipe.domain.plan import entry_key, expand
@@ -45,6 +47,22 @@ class Plan:
     def has_host_code(self) -> bool:
         """Whether the artifact may hold objects that the host's compiler built."""
         return self.device == "cpu" or any(entry.spec.engine == AOT for entry in self.entries)
+
+
+DYNAMIC_THREADS = "cpp.dynamic_threads"
+"""Option of torch with which kernels ask for the thread count when they run, and keys leave it out (A6; read in 2.13.0)."""
+
+
+def release_fingerprint(plan: Plan, has_native_code: bool) -> Fingerprint:
+    """Returns what an artifact of a plan that is built here depends on: on the thread count only if some entry does.
+
+    Raises:
+        FingerprintMismatchError: as `builder_fingerprint`.
+    """
+    whole = builder_fingerprint(plan.device, has_native_code)
+    if all(one.spec.engine == JIT and one.spec.options.get(DYNAMIC_THREADS) is True for one in plan.entries):
+        return Fingerprint(tuple(part for part in whole.parts if part.name != "threads"))
+    return whole
 
 
 def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:

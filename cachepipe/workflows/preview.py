@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from cachepipe.adapters.machine import builder_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.manifest import Manifest
 from cachepipe.errors import BuildError, FingerprintMismatchError
 from cachepipe.workflows.carry import earlier_artifact
-from cachepipe.workflows.plan import Plan, plan_release
+from cachepipe.workflows.plan import Plan, plan_release, release_fingerprint
 from cachepipe.workflows.targets import matching_devices
 
 
@@ -77,19 +76,19 @@ def _devices(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _held(store: Store, plan: Plan, channel: str, now: datetime) -> Mapping[str, str]:
-    earlier = earlier_artifact(store, plan, channel, _fingerprints(plan.device), now)
+    earlier = earlier_artifact(store, plan, channel, _fingerprints(plan), now)
     if earlier is None:
         return {}
     artifact = earlier.artifact.statement.artifact
     return {entry.key: artifact for entry in plan.entries if entry.key in earlier.numbers}
 
 
-def _fingerprints(device: str) -> tuple[Fingerprint, ...]:
+def _fingerprints(plan: Plan) -> tuple[Fingerprint, ...]:
     """Returns what an artifact built here would have; none where a part cannot be read: nothing is carried over then."""
     found = []
     for has_native_code in (True, False):
         try:
-            found.append(builder_fingerprint(device, has_native_code))
+            found.append(release_fingerprint(plan, has_native_code))
         except FingerprintMismatchError:
             continue
     return tuple(found)

@@ -10,6 +10,7 @@ from cachepipe.domain.entry import Context, DynamicDim
 from cachepipe.domain.evidence import hit_rate
 from cachepipe.domain.remedies import remedy
 from cachepipe.workflows.jobs import failure
+from cachepipe.workflows.plan import DYNAMIC_THREADS
 from tests.support.jobs import run_job, spec_of
 
 GRAD = Context("grad", None, "highest", False)
@@ -127,6 +128,15 @@ def test_case_a14_what_was_built_in_ci_is_found_outside_and_the_other_way_round(
     outside = run_job(spec, tmp_path, "verify")
     inside = run_job(spec, tmp_path, "prove", variables={"CI": "true"})
     assert hit_rate(outside) == hit_rate(inside) == 1.0
+
+
+def test_case_a6_kernels_that_ask_for_the_thread_count_are_found_with_another_one(tmp_path: Path) -> None:
+    spec = spec_of("small", options={DYNAMIC_THREADS: True})
+    assert run_job(spec, tmp_path, variables={"OMP_NUM_THREADS": "2"}).error == ""
+    variables = {"OMP_NUM_THREADS": "1", "MKL_DYNAMIC": "FALSE"}
+    restored = run_job(spec, tmp_path, "prove", variables=variables)
+    assert restored.settings["threads"] == "1" and hit_rate(restored) == 1.0
+    assert restored.work.native_builds == 0 and restored.shape_buckets[0].is_close is True
 
 
 def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_path: Path) -> None:

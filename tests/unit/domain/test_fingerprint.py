@@ -125,7 +125,7 @@ def test_only_avx2_code_is_accepted_on_a_higher_cpu(wanted: str, found: str, fit
 
 def test_case_a6_another_thread_count_is_announced_as_an_expected_miss() -> None:
     assert reasons("1", "2", "threads") == [
-        "expected miss: threads 1 to 2 (set OMP_NUM_THREADS=1, or build with this thread count)"
+        "expected miss: threads 1 to 2 (set OMP_NUM_THREADS=1, or build with this thread count or `cpp.dynamic_threads`)"
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.errors import ManifestError, UsageError
-from cachepipe.workflows.plan import Plan, plan_release
+from cachepipe.workflows.plan import Plan, plan_release, release_fingerprint
 from tests.support.manifests import small_manifest, write_manifest, write_sources
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -70,6 +70,16 @@ def test_what_cannot_change_the_result_keeps_the_key(folder: Path, tmp_path: Pat
 )
 def test_what_can_change_the_result_changes_the_key(folder: Path, changes: dict[str, Any]) -> None:
     assert _key(folder, **changes) != _key(folder)
+
+
+def test_case_a6_an_artifact_whose_kernels_ask_for_the_thread_count_fits_any(folder: Path) -> None:
+    dynamic = {"options": {"cpp.dynamic_threads": True}}
+    for changes, has_threads in ((dynamic, False), ({}, True), ({"options": {"cpp.dynamic_threads": False}}, True)):
+        fingerprint = release_fingerprint(_plan(folder, compile=changes), has_native_code=False)
+        assert (fingerprint.get("threads") is not None) == has_threads
+    one, other = small_manifest(compile=dynamic), small_manifest(name="other")
+    mixed = _plan(folder, tree={**one, "models": [*one["models"], *other["models"]]})
+    assert release_fingerprint(mixed, has_native_code=False).get("threads") is not None
 
 
 def test_case_b7_a_changed_model_source_is_another_key(folder: Path) -> None:
