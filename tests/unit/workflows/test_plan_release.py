@@ -128,6 +128,13 @@ def test_the_manifests_of_the_repository_can_be_planned() -> None:
         plan = plan_release(load_manifest(path), path, device)
         assert len({entry.key for entry in plan.entries}) == len(plan.entries) == 8
         assert all("dist:transformers" in entry.key_parts for entry in plan.entries)
+        specs = [entry.spec for entry in plan.entries]
+        assert {(spec.model, spec.dtype) for spec in specs} >= {
+            (model, dtype) for model in ("bert-base", "vit", "resnet-18") for dtype in ("float32", "bfloat16")
+        }
+        assert all(len(spec.shape_buckets) == 2 for spec in specs)
+        assert [spec.model for spec in specs if spec.train] == ["bert-train"]
+        assert [spec.model for spec in specs if spec.dynamic_dims] == ["bert-dynamic"]
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "zero\0byte", "missing"])
