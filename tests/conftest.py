@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +22,12 @@ if str(REPOSITORY) not in sys.path:
 from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A script's background job ignores SIGINT, and so would every process that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ BUCKET_LIMIT_S = 1800.0
 """Max-autotune of a large model takes minutes per shape bucket; half an hour means that it hangs."""
 MIN_CALLS = 3
 """cudagraphs record at the second call and replay at the third."""
+_FIRST_GUARD = re.compile(r'[\[\s"]*(.+?)(?:\\n|\n|",|"\s*\]|$)', re.S)
 QUOTED_CHARS = 500
 """Of each line of torch's error: a compiler's command line alone has thousands."""
 OURS = UsageError.__name__
@@ -159,8 +161,11 @@ def failure(evidence: EntryEvidence | None, status: int, log: Path) -> str:
 
 def _traced_too_often(evidence: EntryEvidence) -> str:
     reasons = [graph.recompile_reason for graph in evidence.graphs if graph.recompile_reason]
-    last = " ".join(reasons[-1].split())[:QUOTED_CHARS] if reasons else "not told"
-    return f"torch's recompile limit is hit: {len(evidence.graphs)} traces so far; the guard that failed last: {last}"
+    last = (
+        _FIRST_GUARD.match(reasons[-1]) if reasons else None
+    )  # a JSON list, cut somewhere: the newest guard is its first
+    last_words = " ".join(last[1].split())[:QUOTED_CHARS] if last else "not told"
+    return f"torch's recompile limit is hit: {len(evidence.graphs)} traces so far; the guard that failed last: {last_words}"
 
 
 def _compiled_again(evidence: EntryEvidence) -> str:

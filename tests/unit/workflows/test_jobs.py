@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import MIN_FREE_BYTES
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir
-from cachepipe.domain.evidence import EntryEvidence, Lookup, Work
+from cachepipe.domain.evidence import EntryEvidence, GraphEvidence, Lookup, Phases, Work
 from cachepipe.errors import BuildError, NoRoomError
 from cachepipe.workflows.jobs import Shop, failure, run_job
 from tests.support.artifacts import entry_spec
@@ -55,6 +56,25 @@ def evidence(error: str, traceback: str, *lookups: Lookup) -> EntryEvidence:
         error_kind=error.partition(":")[0],
         traceback=traceback,
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            '[\n "0/7: self.calls == 7  # in forward\\nUser stack trace:\\n  File", "0/6: self.cal',
+            "0/7: self.calls == 7 # in forward",
+        ),
+        ('["0/1: flag is True"]', "0/1: flag is True"),
+        ("in plain words", "in plain words"),
+        ("", "not told"),
+    ],
+)
+def test_case_f1_the_recompile_limit_is_told_by_the_newest_guard_alone(tmp_path: Path, reason: str, words: str) -> None:
+    graph = GraphEvidence("0/7", "batch=8", "", {}, Phases(), recompile_reason=reason)
+    found = replace(evidence("FailOnRecompileLimitHit: Hard failure", ""), graphs=(graph,))
+    told = failure(found, 1, tmp_path / "log")
+    assert told == f"torch's recompile limit is hit: 1 traces so far; the guard that failed last: {words}"
 
 
 def test_an_error_of_the_worker_itself_is_told_without_its_frames(tmp_path: Path) -> None:
