@@ -1,7 +1,9 @@
-"""Whether compiled and eager gave the same outputs; what cannot be compared is a problem, never a success."""
+"""Whether compiled and eager gave the same outputs; what cannot be compared is a problem, never a success; digests of outputs."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,3 +73,14 @@ def _difference(one: torch.Tensor, other: torch.Tensor, rtol: float, atol: float
     is_same = (left == right) | (left.isnan() & right.isnan())
     apart = (left - right).abs().nan_to_num(nan=float("inf")).masked_fill(is_same, 0.0)
     return min(float(apart.max()), LARGEST_DIFF) if apart.numel() else 0.0, is_near
+
+
+def digest_of(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns one SHA-256 over the bytes, shapes and dtypes of tensors."""
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        # read in place: a service's environment need not have numpy, through which torch would copy
+        whole.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
+    return whole.hexdigest()

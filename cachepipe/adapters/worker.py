@@ -15,9 +15,7 @@ import time
 
 STARTED = time.perf_counter()
 
-import ctypes  # noqa: E402  (the clock starts before the imports that it measures)
-import dataclasses  # noqa: E402
-import hashlib  # noqa: E402
+import dataclasses  # noqa: E402  (the clock starts before the imports that it measures)
 import json  # noqa: E402
 import os  # noqa: E402
 import statistics  # noqa: E402
@@ -152,12 +150,15 @@ class Session:
         label = bucket_label(shape_bucket)
         facts = {"index": position, "of": len(self.job.bucket_order), "shape_bucket": label}
         tell(event="bucket_start", seconds=0.0, **facts)
+        from cachepipe.adapters.torch_compare import digest_of
+
         args, kwargs = example_inputs(spec, shape_bucket)
-        before = folder_files(self.job.root)
+        before, traced = folder_files(self.job.root), 0
         seconds: list[float] = []
         load_s, self.load_s = self.load_s, 0.0
         with Attributed(self.recorder, label) as log:
             for _ in range(self.job.calls_per_bucket):
+                traced = log.traced()
                 begin = time.perf_counter()
                 outputs = call(spec, function, args, kwargs)
                 seconds.append(time.perf_counter() - begin)
@@ -178,12 +179,14 @@ class Session:
             work=dataclasses.replace(log.work, new_files=new_files),
             output_digest=digest_of(found),
             later_call_s=statistics.median(seconds[1:]) if len(seconds) > 1 else 0.0,
-            problems=() if self.is_eager else tuple(self.problems(index, log)),
+            problems=()
+            if self.is_eager
+            else tuple(self.problems(index, log, len(seconds) > 1 and len(log.graphs) > traced)),
         )
         tell(event="bucket_done", seconds=seconds[0], **facts)
 
-    def problems(self, index: int, log: Attributed) -> list[str]:
-        """Returns what makes this shape bucket unusable, in words."""
+    def problems(self, index: int, log: Attributed, is_unsettled: bool) -> list[str]:
+        """Returns what makes this shape bucket unusable, in words; unsettled: its last call was still traced."""
         from cachepipe.adapters.torch_settings import why_nothing_compiles
 
         assert self.recorder is not None
@@ -199,6 +202,10 @@ class Session:
             found.append(f"no graph was compiled, it ran eager{because}")
         if log.graphs and not any(lookup.layer == "aotautograd" for lookup in lookups):
             found.append(f"{len(log.graphs)} graphs were traced but none was looked up in torch's cache{because}")
+        if is_unsettled:
+            found.append(
+                f"every call is traced anew, {len(log.graphs)} graphs so far: a service would compile for ever"
+            )
         reasons = sorted({" ".join(lookup.reason.split()) for lookup in lookups if lookup.outcome == "bypass"})
         found += [f"torch refuses to cache a graph: {reason or 'no reason given'}" for reason in reasons]
         return found
@@ -297,6 +304,10 @@ class Attributed:
             self._context.__exit__(*error)
             self.graphs, self.graph_breaks, self.work = self._log.graphs, self._log.graph_breaks, self._log.work
 
+    def traced(self) -> int:
+        """Returns how many graphs there are so far."""
+        return len(self._log.graphs) if self._context is not None else 0
+
     def phases(self, wall_s: float) -> Phases:
         from cachepipe.runtime.recorder import phases_of
 
@@ -360,17 +371,6 @@ def folder_files(root: str) -> set[str]:
         folders[:] = [name for name in folders if name not in ("locks", ".cachepipe", "__pycache__")]
         found.update(os.path.join(folder, name) for name in names if not name.endswith((".lock", ".tmp", ".lease")))
     return found
-
-
-def digest_of(tensors: list[torch.Tensor]) -> str:
-    """Returns one SHA-256 over the bytes, shapes and dtypes of tensors."""
-    whole = hashlib.sha256()
-    for tensor in tensors:
-        whole.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        # read in place: a service's environment need not have numpy, through which torch would copy
-        whole.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
-    return whole.hexdigest()
 
 
 def write_evidence(job: Job, evidence: EntryEvidence) -> None:

@@ -45,7 +45,7 @@ _PROBLEMS = (
         "look whether the model is called through torch.compile at all: `fullgraph`, decorators, its fast path",
     ),
     (
-        "recompile limit",
+        "recompile limit|traced anew",
         "make what the guard reads an input or a constant: a counter, flag or object that changes from call to call is traced "
         "anew every time; sizes that vary belong into `shape_buckets` or `dynamic_dims`",
     ),

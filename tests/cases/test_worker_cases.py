@@ -32,6 +32,11 @@ def test_case_f1_the_limit_is_an_error_that_names_the_guard_and_what_to_do(tmp_p
     assert "changes from call to call" in (remedy([words]) or "")
 
 
+def test_case_f1_a_model_that_is_traced_anew_at_every_call_is_refused_below_the_limit_too(tmp_path: Path) -> None:
+    (bucket,) = run_job(spec_of("mm_counts_in_python"), tmp_path, calls_per_bucket=3).shape_buckets
+    assert bucket.graphs == 3 and ["traced anew" in problem for problem in bucket.problems] == [True]
+
+
 def test_case_f8_a_restored_start_in_another_order_hits_every_bucket(tmp_path: Path) -> None:
     spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}, {"batch": 16}))
     assert run_job(spec, tmp_path).error == ""
