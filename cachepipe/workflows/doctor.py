@@ -13,11 +13,11 @@ Nothing is changed, except one object that `probes_store` writes and removes. to
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from cachepipe.adapters import cachedir
@@ -28,15 +28,14 @@ from cachepipe.adapters.store import NO_CHOICE, TrustChoice
 from cachepipe.domain import marker as markers
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import defects_of
-from cachepipe.domain.fingerprint import SEVERAL, UNKNOWN, Fingerprint
+from cachepipe.domain.fingerprint import SEVERAL, UNKNOWN
 from cachepipe.domain.limits import GIB, LIMITS, MIB
 from cachepipe.errors import CachepipeError
 from cachepipe.runtime import attempts, backports
+from cachepipe.workflows.doctor_ask import Question, answers
 from cachepipe.workflows.doctor_store import store_checks
 from cachepipe.workflows.host import host_tag
 
-SECTION_LIMIT_S = 20.0
-"""A mount or a store that hangs is a finding, not a hanging doctor."""
 LITTLE_ROOM = GIB
 _HARMFUL = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "switches every cache off: unset it",
@@ -78,66 +77,56 @@ def doctor(request: DoctorRequest, now: datetime) -> Checkup:
         request: the options.
         now: at which channels must not have expired.
     """
-    fingerprint = machine_fingerprint(["cpu", "cuda"])
-    parts: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
-        ("machine", lambda: _machine(request, fingerprint)),
-        ("torch", lambda: _torch(fingerprint)),
-        ("variables", lambda: _variables(request.environment)),
-        ("folders", lambda: _folders(request)),
-        ("quarantine", lambda: _quarantine(request)),
-        (
-            "store",
-            lambda: store_checks(
-                request.store, request.names, request.channel, now, request.probes_store, request.trust
-            ),
+    environment, root, names = request.environment, request.cache_root, request.names
+    questions = [
+        Question("machine", "fingerprint", _fingerprint),
+        Question("machine", "compiler", lambda: _compiler(environment)),
+        Question("machine", "GPUs", lambda: _gpus(environment)),
+        Question("torch", "torch", _torch),
+        Question("torch", "attach", _attach_file),
+        Question("variables", "torch's keys", lambda: _variables(environment)),
+        Question("folders", "restores go to", lambda: _usable(root, environment)),
+        *(
+            Question("folders", name, partial(_cache_folder, name, path, environment))
+            for name, path in _cache_folders(root, environment).items()
         ),
-    )
-    return Checkup(tuple(check for section, look in parts for check in _bounded(section, look)))
-
-
-def _bounded(section: str, look: Callable[[], list[Check]]) -> list[Check]:
-    """Returns a section's checks; one that hangs or breaks is a failed check, and the others go on."""
-    box: list[list[Check]] = []
-
-    def guarded() -> None:
-        try:
-            box.append(look())
-        except CachepipeError as error:
-            box.append([Check(section, "error", str(error), FAIL, error.hint)])
-        except OSError as error:
-            box.append([Check(section, "error", str(error), FAIL, "look at the path and its rights")])
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    thread.join(SECTION_LIMIT_S)
-    late = f"no answer within {SECTION_LIMIT_S:.0f} s"
-    return box[0] if box else [Check(section, "answer", late, FAIL, "a mount, name server or driver hangs")]
+        Question("folders", "restored", lambda: _all_marked(root, names, environment)),
+        Question("quarantine", "starts", lambda: _quarantine(request)),
+    ]
+    of_store = store_checks(request.store, names, request.channel, now, request.probes_store, request.trust)
+    return Checkup((*answers(questions), *of_store))
 
 
 # --- 1 machine -------------------------------------------------------------------------------------------------------
 
 
-def _machine(request: DoctorRequest, fingerprint: Fingerprint) -> list[Check]:
+def _fingerprint() -> list[Check]:
+    fingerprint = machine_fingerprint(["cpu", "cuda"])
     rows = [Check("machine", "fingerprint", fingerprint.digest[:16])]
     rows += [_part(part.name, part.value) for part in fingerprint.parts if part.name not in ("cpu_flags", "compiler")]
     flags = fingerprint.get("cpu_flags")
     if flags:
         rows.append(Check("machine", "cpu_flags", f"{len(flags.split())} flags that native code may use"))
-    compiler = compiler_texts(request.environment).get("--version", "").partition("\n")[0]
-    without = "none on PATH"
+    return rows
+
+
+def _compiler(environment: Mapping[str, str]) -> list[Check]:
+    compiler = compiler_texts(environment).get("--version", "").partition("\n")[0]
+    if compiler:
+        return [Check("machine", "compiler", compiler)]
     advice = "a start that only hits needs none; what misses cannot be compiled for CPU and runs eager"
-    rows.append(Check("machine", "compiler", compiler or without, OK if compiler else NOTE, "" if compiler else advice))
-    gpus = visible_gpus(request.environment)
+    return [Check("machine", "compiler", "none on PATH", NOTE, advice)]
+
+
+def _gpus(environment: Mapping[str, str]) -> list[Check]:
+    gpus = visible_gpus(environment)
     if gpus is None:
-        rows.append(Check("machine", "NVML", "does not answer: no GPU is visible here", NOTE, "CPU targets need none"))
-        return rows
+        return [Check("machine", "NVML", "does not answer: no GPU is visible here", NOTE, "CPU targets need none")]
+    rows = []
     for number, gpu in enumerate(gpus.visible):
         memory = f"{gpu.memory_bytes / GIB:.0f} GiB"
-        rows.append(
-            Check(
-                "machine", f"GPU {number}", f"{gpu.name}, capability {gpu.capability}, {memory}, MIG {gpu.mig_profile}"
-            )
-        )
+        text = f"{gpu.name}, capability {gpu.capability}, {memory}, MIG {gpu.mig_profile}"
+        rows.append(Check("machine", f"GPU {number}", text))
     if len(gpus.visible) > 1:
         advice = "let each process see one (`CUDA_VISIBLE_DEVICES`): the index is part of torch's keys"
         rows.append(Check("machine", "visible GPUs", str(len(gpus.visible)), WARN, advice))
@@ -155,8 +144,8 @@ def _part(name: str, value: str) -> Check:
 # --- 2 torch ---------------------------------------------------------------------------------------------------------
 
 
-def _torch(fingerprint: Fingerprint) -> list[Check]:
-    text = fingerprint.get("torch")
+def _torch() -> list[Check]:
+    text = machine_fingerprint([], has_compiler_part=False).get("torch")
     if text is None:
         return [Check("torch", "torch", "not installed here", FAIL, "run the doctor in the service's own environment")]
     rows = []
@@ -171,7 +160,7 @@ def _torch(fingerprint: Fingerprint) -> list[Check]:
         rows.append(Check("torch", "version", f"{text} is newer than what was checked", NOTE, advice))
     names = ", ".join(applied) or "none applies"
     rows.append(Check("torch", "back-ports", f"{names} (torch {text})"))
-    return [*rows, _attach_file()]
+    return rows
 
 
 def _version(text: str) -> tuple[int, int] | None:
@@ -182,16 +171,15 @@ def _version(text: str) -> tuple[int, int] | None:
         return None
 
 
-def _attach_file() -> Check:
+def _attach_file() -> list[Check]:
     import site
     import sysconfig
 
     folders = {sysconfig.get_path("purelib"), *site.getsitepackages()}
     found = [str(path) for folder in folders for path in sorted(Path(folder).glob("*cachepipe-attach.pth"))]
     advice = "" if found else "install the wheel, or call `cachepipe.attach()`: without it nothing is recorded"
-    return Check(
-        "torch", "attach", found[0] if found else "no `.pth` file in site-packages", OK if found else WARN, advice
-    )
+    text = found[0] if found else "no `.pth` file in site-packages"
+    return [Check("torch", "attach", text, OK if found else WARN, advice)]
 
 
 # --- 3 variables -----------------------------------------------------------------------------------------------------
@@ -220,23 +208,21 @@ def _variables(environment: Mapping[str, str]) -> list[Check]:
 # --- 4 folders -------------------------------------------------------------------------------------------------------
 
 
-def _folders(request: DoctorRequest) -> list[Check]:
-    environment, root = request.environment, request.cache_root
-    rows = [_usable(root, environment)]
-    places = {"cache root": root}
-    places |= {
-        name: environment[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if environment.get(name)
-    }
-    if "TORCHINDUCTOR_CACHE_DIR" not in places:
-        text = f"{environment.get('TMPDIR') or '/tmp'}/torchinductor_<user>"
-        advice = "torch's default, shared and per user: `cachepipe restore` sets a private one"
-        rows.append(Check("folders", "TORCHINDUCTOR_CACHE_DIR", f"unset: {text}", NOTE, advice))
-    for name, path in places.items():
-        rows += _mount(name, mount_of(path))
-    return rows + [check for folder in _restored(root, request.names) for check in _marked(folder, environment)]
+def _cache_folders(root: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what caches of this environment lie in; empty: torch's default."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", *(name for name in ("TRITON_CACHE_DIR",) if environment.get(name)))
+    return {"cache root": root, **{name: environment.get(name, "") for name in names}}
 
 
-def _usable(root: str, environment: Mapping[str, str]) -> Check:
+def _cache_folder(name: str, path: str, environment: Mapping[str, str]) -> list[Check]:
+    if path:
+        return _mount(name, mount_of(path))
+    text = f"{environment.get('TMPDIR') or '/tmp'}/torchinductor_<user>"
+    advice = "torch's default, shared and per user: `cachepipe restore` sets a private one"
+    return [Check("folders", name, f"unset: {text}", NOTE, advice)]
+
+
+def _usable(root: str, environment: Mapping[str, str]) -> list[Check]:
     """Tells where a restore would put its folder, without making one."""
     candidates = (root, *cachedir.scratch_folders(environment))
     problems = []
@@ -252,12 +238,12 @@ def _usable(root: str, environment: Mapping[str, str]) -> Check:
             problems.append(str(error))
             continue
         if number == 0:
-            return Check("folders", "restores go to", root)
+            return [Check("folders", "restores go to", root)]
         user = os.geteuid()
         advice = f"run once: install -d -m 0700 -o {user} {root}; elsewhere paths are rewritten at restore"
-        return Check("folders", "restores go to", f"{folder}, because {problems[0]}", WARN, advice)
+        return [Check("folders", "restores go to", f"{folder}, because {problems[0]}", WARN, advice)]
     advice = "give the service a private, writable folder that allows exec (`--dest`, a tmpfs, an emptyDir)"
-    return Check("folders", "restores go to", "; ".join(problems), FAIL, advice)
+    return [Check("folders", "restores go to", "; ".join(problems), FAIL, advice)]
 
 
 def _mount(name: str, mount: Mount) -> list[Check]:
@@ -280,15 +266,23 @@ def _mount(name: str, mount: Mount) -> list[Check]:
 def _restored(root: str, names: tuple[str, ...]) -> list[Path]:
     try:
         folders = sorted(path for path in Path(root).iterdir() if (path / markers.PATH).is_file())
-    except OSError:
-        return []
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []  # told by "restores go to"
     return [path for path in folders if not names or path.name in names]
+
+
+def _all_marked(root: str, names: tuple[str, ...], environment: Mapping[str, str]) -> list[Check]:
+    return [check for folder in _restored(root, names) for check in _marked(folder, environment)]
+
+
+def _read_marker(folder: Path) -> markers.Marker:
+    return markers.read_marker(cachedir.read_own(str(folder / markers.PATH), LIMITS.table_raw_bytes))
 
 
 def _marked(folder: Path, environment: Mapping[str, str]) -> list[Check]:
     name = f"restored {folder.name}"
     try:
-        marker = markers.read_marker((folder / markers.PATH).read_bytes())
+        marker = _read_marker(folder)
     except (OSError, CachepipeError) as error:
         return [Check("folders", name, f"marker unreadable: {error}", WARN, "it is replaced at the next restore")]
     digests = ", ".join(digest[:12] for digest in marker.statements)
@@ -312,7 +306,7 @@ def _quarantine(request: DoctorRequest) -> list[Check]:
     rows = []
     for folder in _restored(request.cache_root, request.names):
         try:
-            marker = markers.read_marker((folder / markers.PATH).read_bytes(), LIMITS)
+            marker = _read_marker(folder)
         except (OSError, CachepipeError):
             continue
         for digest in marker.statements:

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,20 @@ from cachepipe.adapters.mounts import mount_of
 from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import DEFECTS, defects_of
+from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.index import parse_timestamp
+from cachepipe.domain.layout import index_key, statement_key
 from cachepipe.domain.policy import Key
+from cachepipe.errors import UnsafePathError
 from cachepipe.runtime import attempts, backports
 from cachepipe.workflows import doctor as module
+from cachepipe.workflows import doctor_ask
 from cachepipe.workflows.doctor import DoctorRequest, doctor
+from cachepipe.workflows.doctor_ask import Question, answers
 from cachepipe.workflows.doctor_store import store_checks
 from cachepipe.workflows.fetch import newest
-from tests.support import authority
+from tests.support import authority, hanging
+from tests.support.release import clean_environment
 from tests.support.restoring import publish_release
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=timezone.utc)
@@ -119,7 +127,7 @@ def test_an_absent_store_an_empty_one_and_a_foreign_scheme_are_told_apart(tmp_pa
     (foreign,) = store_checks("gs://bucket", (), "stable", NOW, False)
     assert foreign.verdict == FAIL and "gs://" in foreign.value
     empty = store_checks(f"file://{tmp_path}", ("encoder",), "stable", NOW, True)
-    assert [check.verdict for check in found(empty, f"file://{tmp_path}")] == [WARN]
+    assert [check.verdict for check in found(empty, f"file://{tmp_path}")] == [FAIL]
     assert found(empty, "encoder@stable", FAIL)
     assert "a second creation is refused" in found(empty, "conditions")[0].value
     assert list(LocalStore(str(tmp_path)).list("v1/probes")) == []
@@ -131,16 +139,136 @@ def test_a_store_that_ignores_conditions_fails(monkeypatch: pytest.MonkeyPatch, 
     assert check.verdict == FAIL and "--single-writer" in check.advice
 
 
-def test_a_section_that_breaks_or_hangs_is_a_failed_check_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(request: DoctorRequest) -> list[Check]:
-        raise OSError(5, "Input/output error", "/mnt/x")
+NAMED_BUT_UNUSABLE: dict[str, tuple[str, str, str]] = {
+    "a name that is not there": ("encodr", "stable", "nothing is published"),
+    "a channel that is not there": ("encoder", "canary", "nothing is published"),
+    "no name at all": ("no such name", "stable", "is not 1-64 characters"),
+    "a release for another machine": ("foreign", "stable", "torch: wanted 1.0.0, found"),
+    "an index that is none": ("broken", "stable", "index broken@stable"),
+    "a statement that is gone": ("gone", "stable", "missing in the store"),
+}
 
-    monkeypatch.setattr(module, "_folders", broken)
-    checks = examine(tmp_path).checks
-    assert any(check.section == "folders" and check.verdict == FAIL and "/mnt/x" in check.value for check in checks)
-    assert any(check.section == "store" for check in checks)
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with a release that can be used here and others that cannot, each in its own way."""
+    base = tmp_path_factory.mktemp("mixed")
+    good = publish_release(base, "encoder")
+    parts = tuple(Part(part.name, "1.0.0") if part.name == "torch" else part for part in good.statement.fingerprint)
+    publish_release(base, "foreign", fingerprint=parts)
+    broken = publish_release(base, "broken", number=1)
+    gone = publish_release(base, "gone", number=2)
+    Path(broken.store.root, index_key("broken", "stable", 1)).write_bytes(b"{}")
+    Path(gone.store.root, statement_key(gone.row.artifact)).unlink()
+    return good.store.url
+
+
+@pytest.mark.parametrize("case", NAMED_BUT_UNUSABLE)
+def test_a_named_release_that_cannot_be_used_here_fails_with_the_reason(mixed: str, case: str, tmp_path: Path) -> None:
+    name, channel, reason = NAMED_BUT_UNUSABLE[case]
+    checks = store_checks(mixed, ("encoder", name), channel, NOW, False)
+    failed = [check for check in checks if check.verdict == FAIL and check.name.startswith(f"{name}@{channel}")]
+    assert any(reason in check.value for check in failed) and all(check.advice for check in failed)
+    if channel == "stable":
+        assert any("fits this machine" in check.value for check in checks), "the other release is still looked at"
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest_and_a_channel_with_the_others(mixed: str) -> None:
+    (typo,) = found(store_checks(mixed, ("encodr",), "stable", NOW, False), "encodr@stable")
+    assert "`encoder`" in typo.advice
+    (elsewhere,) = found(store_checks(mixed, ("encoder",), "canary", NOW, False), "encoder@canary")
+    assert "it is in stable" in elsewhere.advice
+
+
+def test_a_store_where_nothing_fits_or_that_is_not_there_fails(tmp_path: Path) -> None:
+    published = publish_release(tmp_path, fingerprint=(Part("device", "cpu"), Part("torch", "1.0.0")))
+    (none_fits,) = found(store_checks(published.store.url, (), "stable", NOW, False), "channels")
+    assert none_fits.verdict == FAIL
+    typo = f"file://{tmp_path}/stroe"
+    assert [check.verdict for check in found(store_checks(typo, (), "stable", NOW, False), typo)] == [FAIL]
+    (no_store,) = store_checks(None, ("demo",), "stable", NOW, False)
+    assert no_store.verdict == FAIL, "releases are named, and there is no store to have them"
+
+
+class Panic(BaseException):
+    """As a native library's: no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error", "/mnt/x"),
+        ValueError("embedded null byte"),
+        KeyError("x"),
+        RecursionError("deep"),
+        MemoryError(),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        Panic("p"),
+        UnsafePathError("/mnt/x", "odd"),
+        StopIteration(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_breaks_in_one_question_is_its_verdict_and_the_others_go_on(error: BaseException) -> None:
+    def broken() -> list[Check]:
+        raise error
+
+    rows = answers([Question("a", "one", broken), Question("a", "two", lambda: [Check("a", "two", "fine")])])
+    assert [(row.name, row.verdict) for row in rows] == [("one", FAIL), ("two", OK)]
+    assert rows[0].value and rows[0].advice
+
+
+def test_what_hangs_costs_its_limit_once_however_many_questions_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_ask, "LIMIT_S", 0.3)
+    ends = threading.Event()
+
+    def hangs() -> list[Check]:
+        ends.wait()
+        return []
+
+    began = time.monotonic()
+    rows = answers([Question("a", str(number), hangs) for number in range(20)])
+    ends.set()
+    assert [row.verdict for row in rows] == [FAIL] * 20 and time.monotonic() - began < 3
+
+
+def test_every_check_of_the_page_is_asked_within_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question broken in turn: the page still comes, with that one failed."""
+    asked: list[str] = []
+    real = doctor_ask._started
+
+    def breaks(number: int) -> Any:
+        def started(question: Question) -> Any:
+            asked.append(question.name)
+            return real(question._replace(ask=lambda: 1 / 0) if len(asked) == number else question)
+
+        return started
+
+    for number in range(1, 100):
+        asked.clear()
+        monkeypatch.setattr(doctor_ask, "_started", breaks(number))
+        checks = examine(tmp_path, store=f"file://{tmp_path}/absent").checks
+        if number > len(asked):
+            break
+        assert [check.name for check in checks if "ZeroDivisionError" in check.value] == [asked[number - 1]]
+    assert number > 10
+
+
+@pytest.mark.parametrize("call", ["statvfs", "nvml", "getaddrinfo"])
+def test_a_dead_mount_driver_or_name_server_is_a_finding_and_the_process_ends(tmp_path: Path, call: str) -> None:
+    code = (
+        "import sys\nfrom cachepipe.workflows import doctor_ask\ndoctor_ask.LIMIT_S = 2.0\n"
+        "from cachepipe.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    store = "s3://bucket/x" if call == "getaddrinfo" else f"file://{tmp_path}"
+    env = clean_environment(**hanging.variables(), HANG=call, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+    env |= {"AWS_ENDPOINT_URL": "http://store.invalid:1", "AWS_REGION": "eu-west-1"}
+    words = [sys.executable, "-c", code, "doctor", store, "--json", "--cache-root", str(tmp_path)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    document = json.loads(done.stdout)
+    assert done.returncode == 18, done.stderr
+    assert [check for check in document["checks"] if check["value"].startswith("no answer")], document
 
 
 def test_starts_that_died_with_what_is_restored_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
