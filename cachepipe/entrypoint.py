@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _plain(words, 'outcome=disabled reason="CACHEPIPE_DISABLE is set"', 0)
         if not {"--help", "-h"} & set(own):
             return _restore(words, own)
+    from cachepipe import streams
+
+    streams.occupy()
     from cachepipe.cli.main import main as cli_main
 
     return cli_main(words)

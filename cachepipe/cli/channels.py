@@ -21,7 +21,7 @@ from cachepipe.cli.options import (
     store_argument,
     trust_options,
 )
-from cachepipe.cli.output import print_json, say
+from cachepipe.cli.output import print_json, print_line, say
 from cachepipe.domain.index import Index
 from cachepipe.domain.lock import Lock
 from cachepipe.workflows import channels
@@ -158,7 +158,7 @@ def _print_index(index: Index, is_json: bool) -> None:
     if is_json:
         print_json(index)
         return
-    click.echo(f"{index.name}@{index.channel}:{index.version}")
+    print_line(f"{index.name}@{index.channel}:{index.version}")
     for row in index.rows:
         say(f"  {row.artifact}  {row.device}  {row.statement[:12]}")
 
@@ -173,7 +173,7 @@ def _print_indexes(indexes: Sequence[Index], is_json: bool) -> None:
 
 
 def _print_pinned(lock: Lock, output: Path) -> None:
-    click.echo(str(output))
+    print_line(str(output))
     say(f"pinned {lock.name}@{lock.channel}:{lock.version}")
     for row in lock.rows:
         say(f"  {row.artifact}  {row.device}  {row.statement[:12]}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
+from cachepipe.cli.output import print_raw
+
 EPILOG = """\b
 Examples:
   eval "$(cachepipe completion bash)"
@@ -21,4 +23,4 @@ def completion_command(context: click.Context, shell: str) -> None:
     assert kind is not None
     root = context.find_root().command
     script = kind(root, {}, "cachepipe", "_CACHEPIPE_COMPLETE")
-    click.echo(ShellComplete.source(script))
+    print_raw(ShellComplete.source(script))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cachepipe.cli.options import FOLDER, json_option, option, store_argument, trust_choice, trust_options
-from cachepipe.cli.output import print_json, print_table
+from cachepipe.cli.output import print_json, print_line, print_table
 from cachepipe.domain.checkup import sections
 from cachepipe.domain.record import to_json
 from cachepipe.errors import VerificationError
@@ -45,6 +45,6 @@ def doctor_command(is_json: bool, cache_root: Path | None, state_dir: Path | Non
         for section, checks in sections(found.checks).items():
             rows = [(check.verdict, check.name, check.value, check.advice) for check in checks]
             print_table(section, ("verdict", "what", "found", "advice"), rows)
-            click.echo()
-        click.echo(f"verdict: {'ok' if found.is_healthy else f'{len(found.failures)} failed'}")
+            print_line()
+        print_line(f"verdict: {'ok' if found.is_healthy else f'{len(found.failures)} failed'}")
     return 0 if found.is_healthy else VerificationError.exit_code

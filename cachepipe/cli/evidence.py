@@ -25,7 +25,7 @@ from cachepipe.cli.options import (
     trust_choice,
     trust_options,
 )
-from cachepipe.cli.output import print_json, print_lines, print_table
+from cachepipe.cli.output import print_json, print_line, print_lines, print_table
 from cachepipe.cli.report import write_junit
 from cachepipe.domain.record import to_json
 from cachepipe.errors import VerificationError
@@ -128,7 +128,7 @@ def _print_summary(summary: VerifySummary) -> None:
     print_table(title, VERIFY_COLUMNS, rows)
     print_table("first calls in seconds, by where the time went", PHASE_COLUMNS, seconds)
     if summary.checked_files:
-        click.echo(f"{summary.checked_files} files compared by SHA-256")
+        print_line(f"{summary.checked_files} files compared by SHA-256")
     print_lines(summary.explanations)
     print_lines(summary.outside)
-    click.echo(f"verdict: {'refused' if summary.violations else 'ok'}")
+    print_line(f"verdict: {'refused' if summary.violations else 'ok'}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cachepipe.cli.options import NEW_FILE, json_option, option
-from cachepipe.cli.output import print_json, say
+from cachepipe.cli.output import print_json, print_line, say
 from cachepipe.errors import UsageError
 from cachepipe.workflows import keygen as keys
 
@@ -47,6 +47,6 @@ def keygen_command(
     if is_json:
         print_json(found)
         return
-    click.echo(found.keyid)
+    print_line(found.keyid)
     what = "retired from" if retire else f"may sign {' and '.join(found.roles)} by"
     say(f"{what} {policy}{f', until {not_after}' if not_after and not retire else ''}")

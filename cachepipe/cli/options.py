@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from cachepipe.adapters.store import Store, TrustChoice, open_store
+from cachepipe.cli.output import say
 from cachepipe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +105,7 @@ def trust_choice() -> TrustChoice:
     """Returns what this command line says about trust; warns each time when it wants none."""
     choice: TrustChoice = click.get_current_context().meta.get(_CHOICE, TrustChoice())
     if choice.accepts_unsigned:
-        click.echo(INSECURE_WARNING, err=True)
+        say(INSECURE_WARNING)
     return choice
 
 
@@ -114,7 +115,7 @@ def opened(url: str) -> Iterator[Store]:
     store = open_store(url, trust_choice())
     yield store
     for note in store.trust.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def required_store(store: str | None) -> str:
