@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cachepipe.adapters.lease import Lease
+from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain.limits import MIB
 from cachepipe.errors import CachepipeError, DeadlineError, IntegrityError, NoRoomError, UnsafePathError
 
@@ -140,12 +141,8 @@ def make_private(folder: str) -> None:
 
 
 def read_own(path: str, limit_bytes: int) -> bytes:
-    """Returns the first `limit_bytes` + 1 bytes of a regular file; raises OSError for a link, a pipe or a folder."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        return file.read(limit_bytes + 1)
+    """Returns the bytes of a regular file; raises OSError for a link, a pipe, a folder or more than `limit_bytes`."""
+    return read_regular(path, limit_bytes, follows_links=False)
 
 
 def check_usable(folder: str, need: Need) -> None:

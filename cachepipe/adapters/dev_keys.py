@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 
+from cachepipe.adapters.regular_file import open_regular
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import DEV, DEV_PREFIX, FORMAT, Key, Policy
 from cachepipe.errors import TrustError
@@ -45,7 +46,7 @@ def dev_policy(root: str) -> Policy:
 
 
 def _read_public(path: str, owners: set[int]) -> str:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = open_regular(path, follows_links=False)
     try:
         _check_owner(path, os.fstat(handle), owners)
         return os.read(handle, LIMITS.small_file_bytes).decode("ascii", errors="replace")

@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from cachepipe.adapters.regular_file import is_odd, open_regular
 from cachepipe.adapters.store import NO_CHOICE, StoredObject, TrustChoice, Trusting, check_key
 from cachepipe.errors import CachepipeError, IntegrityError, NoRoomError, StoreError
 from cachepipe.failpoints import reached
@@ -35,15 +36,17 @@ class LocalStore(Trusting):
 
     def get(self, key: str, limit_bytes: int) -> bytes | None:
         try:
-            with open(self._path(key), "rb") as file:
-                data = file.read(limit_bytes + 1)
+            with os.fdopen(open_regular(self._path(key)), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                data = file.read(limit_bytes + 1) if size <= limit_bytes else b""
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             self._check_root(error)
             return None
         except OSError as error:
+            if is_odd(error):
+                raise IntegrityError(f"object {key}", "not a regular file") from error
             raise self._translated(error, key) from error
-        if len(data) > limit_bytes:
+        if max(size, len(data)) > limit_bytes:
             raise IntegrityError(f"object {key}", "too long", wanted=f"<= {limit_bytes} bytes", found=size)
         return data
 

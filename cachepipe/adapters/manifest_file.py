@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain.limits import MIB
 from cachepipe.domain.manifest import Manifest
 from cachepipe.domain.manifest_reader import read_manifest
@@ -153,8 +154,7 @@ def _read(path: Path) -> tuple[_Document, Json]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise ManifestError([f"{path}:1: cannot be read: {error.strerror or error}"]) from error
     if len(data) > MAX_BYTES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
+from cachepipe.adapters.regular_file import open_regular
 from cachepipe.domain.limits import LIMITS
 from cachepipe.errors import TrustError
 
@@ -26,7 +27,7 @@ def read_policy_file(path: str) -> bytes | None:
     """
     place = path or DEFAULT_POLICY
     try:
-        handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = open_regular(place)
     except FileNotFoundError as error:
         if not path:
             return None
@@ -37,8 +38,6 @@ def read_policy_file(path: str) -> bytes | None:
         raise _refused(place, error.strerror) from error
     try:
         facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise _refused(place, "not a regular file")
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             mode = stat.S_IMODE(facts.st_mode)
             raise _refused(place, f"others could change it (owner uid {facts.st_uid}, mode {mode:04o})")

@@ -23,6 +23,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner, Key, SecretsHandler, Signature, Signer, SSlibKey
 
 from cachepipe.adapters.kms import KmsKey
+from cachepipe.adapters.regular_file import open_regular
 from cachepipe.domain import trust
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import SCHEME
@@ -132,14 +133,14 @@ def _public_key(public: str, prefix: str) -> SSlibKey:
 
 def _read_private(path: Path) -> EllipticCurvePrivateKey:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = open_regular(path)
     except OSError as error:
         raise TrustError(
             f"the key cannot be read: {path}: {error.strerror}", hint="`cachepipe keygen` makes one"
         ) from error
     try:
         facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077:
+        if facts.st_mode & 0o077:
             mode = stat.S_IMODE(facts.st_mode)
             raise TrustError(f"the key is not private: {path}: mode {mode:04o}", hint=f"chmod 0600 {path}")
         private = load_pem_private_key(os.read(handle, LIMITS.small_file_bytes), None)

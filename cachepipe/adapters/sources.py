@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cachepipe.adapters.regular_file import read_regular
+from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.manifest_rules import Place, Problem, nearest
 from cachepipe.domain.record import canonical_bytes, digest_parts, sha256
 
@@ -152,7 +154,7 @@ class _Search:
             return
         self.files[name] = file
         try:
-            data = file.read_bytes()
+            data = read_regular(file, LIMITS.file_bytes)
         except OSError as error:
             self.found.problems.append(Problem(place, f"{name}: cannot be read: {error.strerror or error}"))
             return
@@ -236,7 +238,7 @@ def _imports_from(node: ast.ImportFrom, package: str) -> Iterator[str]:
 def _names(file: Path) -> set[str] | None:
     """Returns the names that a module binds at its top level; None when it binds others that cannot be seen."""
     try:
-        body = ast.parse(file.read_bytes()).body
+        body = ast.parse(read_regular(file, LIMITS.file_bytes)).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # `add_file` has said what is wrong with it
     names: set[str] = set()

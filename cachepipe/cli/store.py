@@ -14,7 +14,7 @@ from cachepipe.cli.options import (
     store_argument,
     trust_options,
 )
-from cachepipe.cli.output import print_json, print_lines
+from cachepipe.cli.output import print_json, print_lines, say
 from cachepipe.workflows import inspect
 
 REF_HELP = "REF is `name@channel`, `name@channel:42`, an artifact id or a digest prefix of 8 digits or more."
@@ -23,7 +23,9 @@ words_argument = click.argument("words", nargs=-1, metavar="[STORE] REF")
 LS_EPILOG = """\b
 Examples:
   cachepipe ls file:///srv/ml-cache
-  cachepipe ls --name text-encoder --json"""
+  cachepipe ls --name text-encoder --json
+
+A channel that cannot be read is named with the reason, after the others; the exit code is then the reason's (13, 14, 15)."""
 
 
 @click.command("ls", epilog=LS_EPILOG)
@@ -31,11 +33,17 @@ Examples:
 @option("--name", metavar="NAME", help="This release only.")
 @trust_options
 @json_option
-def ls_command(store: str | None, name: str | None, is_json: bool) -> None:
+def ls_command(store: str | None, name: str | None, is_json: bool) -> int:
     """Lists releases and channels of STORE with their newest versions and targets."""
     with opened(required_store(store)) as opened_store:
         tree = inspect.ls(opened_store, name)
     print_json(tree) if is_json else print_lines(inspect.ls_lines(tree))
+    bad = tree["unreadable"]
+    if bad:
+        say(
+            f"{len(bad)} of {len(bad) + len(tree['channels'])} channels cannot be read: `cachepipe fsck` looks into each"
+        )
+    return int(bad[0]["exit_code"]) if bad else 0
 
 
 SHOW_EPILOG = f"""\b

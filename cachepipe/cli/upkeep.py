@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
+from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.cli.boundary import error_object, print_error
 from cachepipe.cli.options import FILE, json_option, opened, option, required_store, store_argument, trust_options
 from cachepipe.cli.output import print_json, print_lines, say
 from cachepipe.domain.collect import DAY_S, FLOORS, Floors
-from cachepipe.domain.limits import LIMITS
-from cachepipe.domain.lock import Lock, read_lock
+from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import to_json
-from cachepipe.errors import IntegrityError, UnsafePathError
+from cachepipe.errors import IntegrityError
 from cachepipe.workflows import collect, fsck, mirror
 from cachepipe.workflows.inspect import size_text
 
@@ -155,15 +155,7 @@ def copy_command(source: str, target: str, refs: tuple[str, ...], lock_files: tu
 
 def _read_locks(paths: Sequence[Path]) -> list[Lock]:
     """Returns the lock files; one that cannot be read is an error, never an empty one."""
-    locks = []
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                locks.append(read_lock(file.read(LIMITS.index_bytes + 1)))
-        except OSError as error:
-            hint = "name a lock file that you can read"
-            raise UnsafePathError(path, (error.strerror or str(error)).lower(), hint=hint) from error
-    return locks
+    return [read_lock_file(path) for path in paths]
 
 
 def _now() -> datetime:

@@ -142,19 +142,20 @@ def newest(store: Store, name: str, channel: str) -> Channel | None:
             try:
                 seen[version] = store.get(index_key(name, channel, version), LIMITS.index_bytes)
             except StoreError as error:
-                if not (any(seen.values()) and is_absent_by_403(error)):
+                if all(data is None for data in seen.values()) or not is_absent_by_403(error):
                     raise
                 seen[version] = None
         return seen[version]
 
-    low = hint if hint and probe(hint) else 0
+    # an empty object is one: taken for absent, it would make the version below it the newest
+    low = hint if hint and probe(hint) is not None else 0
     step = 1
-    while probe(low + step):
+    while probe(low + step) is not None:
         low, step = low + step, step * 2
     high = low + step
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if probe(middle) else (low, middle)
+        low, high = (middle, high) if probe(middle) is not None else (low, middle)
     last = probe(low) if low else None
     if last is None:
         check_format(store)

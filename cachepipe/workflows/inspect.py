@@ -14,16 +14,18 @@ from cachepipe.domain.index import IndexRow
 from cachepipe.domain.layout import INDEXES, check_name, place_of
 from cachepipe.domain.record import Json
 from cachepipe.domain.statement import EntryRecord, Statement
-from cachepipe.workflows.fetch import Artifact, check_format, newest, read_artifact, resolve_ref, resolve_rows
+from cachepipe.errors import CachepipeError
+from cachepipe.workflows.fetch import Artifact, Channel, check_format, newest, read_artifact, resolve_ref, resolve_rows
 
 
 def ls(store: Store, name: str | None = None) -> Json:
     """Returns every channel of the store, or of one release, with its newest version and targets.
 
+    A channel whose newest index cannot be read stands in `unreadable` with the reason; it hides no other.
+
     Raises:
         UsageError: not a name.
         StoreError: the store fails, or has another format.
-        IntegrityError, TrustError: an index is not one.
     """
     if name is not None:
         check_name(name, "the release name")
@@ -33,25 +35,31 @@ def ls(store: Store, name: str | None = None) -> Json:
         place = place_of(key)
         if place is not None and place.kind == "index":
             channels.add((place.name, place.channel))
-    rows = []
+    rows, unreadable = [], []
     for release, channel in sorted(channels):
-        found = newest(store, release, channel)
-        if found is None:
+        try:
+            found = newest(store, release, channel)
+        except CachepipeError as error:
+            facts = {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+            unreadable.append({"name": release, "channel": channel, **facts})
             continue
-        index = found.index
-        rows.append(
-            {
-                "name": release,
-                "channel": channel,
-                "version": index.version,
-                "created_at": index.created_at,
-                "expires_at": index.expires_at,
-                "status": found.status,
-                "revoked": list(index.revoked),
-                "targets": [_target(row) for row in index.rows],
-            }
-        )
-    return {"store": store.url, "channels": rows}
+        if found is not None:
+            rows.append(_channel_row(found))
+    return {"store": store.url, "channels": rows, "unreadable": unreadable}
+
+
+def _channel_row(found: Channel) -> Json:
+    index = found.index
+    return {
+        "name": index.name,
+        "channel": index.channel,
+        "version": index.version,
+        "created_at": index.created_at,
+        "expires_at": index.expires_at,
+        "status": found.status,
+        "revoked": list(index.revoked),
+        "targets": [_target(row) for row in index.rows],
+    }
 
 
 def ls_lines(tree: Json) -> list[str]:
@@ -69,6 +77,7 @@ def ls_lines(tree: Json) -> list[str]:
         ]
         if channel["revoked"]:
             lines.append(f"  revoked: {', '.join(digest[:12] for digest in channel['revoked'])}")
+    lines += [f"{bad['name']}@{bad['channel']}  cannot be read: {bad['message']}" for bad in tree["unreadable"]]
     return lines or [f"nothing is published: {tree['store']}"]
 
 

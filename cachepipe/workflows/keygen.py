@@ -14,8 +14,10 @@ from typing import Any
 
 from cachepipe.adapters import signer
 from cachepipe.adapters.kms import KmsKey
+from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain import policy as policies
 from cachepipe.domain.index import parse_timestamp
+from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import Key, Policy, policy_bytes, read_policy
 from cachepipe.domain.record import canonical_bytes, parse_json
 from cachepipe.domain.trust import check_keys, keyid_of
@@ -93,7 +95,7 @@ def load_policy(path: Path) -> Policy:
         UsageError: it cannot be read.
     """
     try:
-        return check_keys(read_policy(path.read_bytes(), str(path)))
+        return check_keys(read_policy(read_regular(path, LIMITS.small_file_bytes), str(path)))
     except FileNotFoundError:
         return Policy(policies.FORMAT, ())
     except OSError as error:

@@ -19,11 +19,12 @@ from itertools import islice, product
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.execute import check_variables
 from cachepipe.adapters.lease import Lease
+from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.adapters.policy_file import read_policy_file
 from cachepipe.domain import marker as marks
 from cachepipe.domain.index import IndexRow, parse_timestamp
 from cachepipe.domain.limits import LIMITS
-from cachepipe.domain.lock import Lock, read_lock
+from cachepipe.domain.lock import Lock
 from cachepipe.domain.marker import Marker, marker_bytes, read_marker
 from cachepipe.domain.record import digest_parts, sha256
 from cachepipe.errors import (
@@ -52,13 +53,7 @@ def read_locks(options: Options) -> tuple[Lock, ...]:
     """
     locks: dict[str, Lock] = {}
     for path in options.locks:
-        try:
-            with open(path, "rb") as file:
-                data = file.read(LIMITS.index_bytes + 1)
-        except OSError as error:
-            hint = "write it with `cachepipe lock`, or mount the folder that has it"
-            raise UsageError(f"lock file `{path}` cannot be read ({error.strerror})", hint=hint) from error
-        lock = read_lock(data)
+        lock = read_lock_file(path)
         if options.names and lock.name not in options.names:
             raise UsageError(f"lock file `{path}` is for `{lock.name}`, not for `{', '.join(options.names)}`")
         locks[lock.name] = lock

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.progress import Progress
@@ -28,7 +29,6 @@ from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Out
 from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
-from cachepipe.domain.lock import read_lock
 from cachepipe.domain.manifest import Manifest
 from cachepipe.domain.record import sha256, to_json
 from cachepipe.domain.statement import BucketFacts, EntryRecord, Statement
@@ -180,11 +180,7 @@ def _limits(request: VerifyRequest, manifest: Manifest) -> GateLimits:
 def _choose(request: VerifyRequest, manifest: Manifest, plan: Plan, store: Store, now: datetime) -> Artifact:
     machine = machine_fingerprint([plan.device])
     if request.lock is not None:
-        try:
-            lock = read_lock(request.lock.read_bytes())
-        except OSError as error:
-            raise UsageError(f"the lock file cannot be read: {request.lock}: {error.strerror}") from error
-        row: IndexRow = select(lock.rows, machine, str(request.lock))
+        row: IndexRow = select(read_lock_file(request.lock).rows, machine, str(request.lock))
     else:
         index = read_channel(store, plan.name, _channel(request, manifest), now).index
         revoked = (*index.revoked, *store.trust.policy.revoked)

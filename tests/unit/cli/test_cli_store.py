@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.cli.main import main
 from cachepipe.domain.index import IndexRow
+from cachepipe.domain.layout import index_key
 from cachepipe.domain.lock import read_lock
 from cachepipe.workflows.publish import publish
 from tests.support.artifacts import make_artifact
@@ -44,6 +46,32 @@ def test_ls_shows_channels_versions_and_targets(url: str, rows: list[IndexRow], 
     assert rows[1].artifact in out
     (channel,) = document(capsys, "ls", url)["channels"]
     assert (channel["name"], channel["channel"], channel["version"]) == ("demo", "candidate", 2)
+
+
+@pytest.mark.parametrize(
+    ("odd", "code"),
+    [(b"{}", 13), (b"", 13), (b"\xff\x00", 13), (None, 13), (b"a" * 2_000_000, 13)],
+    ids=["empty object", "empty", "bytes", "fifo", "too long"],
+)
+def test_ls_shows_the_others_beside_an_index_that_is_none(
+    url: str, rows: list[IndexRow], capsys: Output, tmp_path: Path, odd: bytes | None, code: int
+) -> None:
+    for name in ("aaa", "zzz"):
+        place = tmp_path / "store" / index_key(name, "stable", 1)
+        place.parent.mkdir(parents=True)
+        os.mkfifo(place) if odd is None else place.write_bytes(odd)
+    foreign = tmp_path / "store" / "v1/index/-x/.hidden"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"")
+    assert main(["ls", url]) == code
+    out, err = capsys.readouterr()
+    assert "demo@candidate:2" in out and "aaa@stable  cannot be read" in out and "zzz@stable  cannot be read" in out
+    assert "2 of 3 channels" in err
+    assert main(["ls", url, "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in document["channels"]] == ["demo"]
+    assert [one["name"] for one in document["unreadable"]] == ["aaa", "zzz"]
+    assert main(["ls", url, "--name", "demo"]) == 0, "what is not asked for does not count"
 
 
 def test_the_store_may_come_from_the_environment(
