@@ -13,13 +13,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cachepipe.adapters.lease import Lease
 from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain.limits import MIB
-from cachepipe.errors import CachepipeError, DeadlineError, IntegrityError, NoRoomError, UnsafePathError
+from cachepipe.errors import DeadlineError, IntegrityError, NoRoomError, UnsafePathError
 
 DEFAULT_CACHE_ROOT = "/var/cache/cachepipe"
 STALE_S = 3600
@@ -268,30 +268,6 @@ def write_and_read_test(folder: str) -> None:
         raise UnsafePathError(folder, f"a file cannot be written and read ({error.strerror})") from error
     if found != b"cachepipe":
         raise IntegrityError(probe, "read back", wanted=b"cachepipe", found=found)
-
-
-def cold_folder(places: Sequence[str], asks_room: bool = True) -> str | None:
-    """Returns a new empty private folder in the first of `places` that takes one; None if none does.
-
-    Args:
-        places: best first.
-        asks_room: False: a full place is as good as any, because asking may never return (a dead mount).
-
-    A full place is taken when no other has room: torch's own default, which another user may have made, is worse.
-    """
-    for has_room in (True, False) if asks_room else (False,):
-        for place in places:
-            try:
-                make_private(place)
-                if has_room:
-                    check_usable(place, Need(0, 0))
-                path = os.path.join(place, f"cold.{os.urandom(8).hex()}")
-                os.mkdir(path, 0o700)
-                os.chmod(path, 0o700)
-            except (CachepipeError, OSError):
-                continue
-            return path
-    return None
 
 
 def sweep(final: str, now: float, stale_s: float = STALE_S) -> None:

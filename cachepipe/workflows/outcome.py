@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from cachepipe.adapters.execute import folder_variables, has_compiler, isa_variables, resolved_variables
@@ -28,6 +28,8 @@ class RestoreRequest:
     deadline: float
     """In seconds of `time.monotonic`."""
     start_id: str
+    refused: list[str] = field(default_factory=list)
+    """Why a folder that holds what may be wanted was not taken; for the words of a start that found no other."""
 
 
 @dataclass(frozen=True)

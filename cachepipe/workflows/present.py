@@ -82,21 +82,35 @@ def folder_name(names: Sequence[str], statements: Sequence[str]) -> str:
     return f"{names[0]}.{statements[0][:12]}" if len(names) == 1 else set_digest(statements)[:12]
 
 
-def open_present(folder: str, statements: Sequence[str]) -> tuple[Marker, Lease] | None:
-    """Returns marker and shared lease of a folder that holds exactly these statements, unharmed; None otherwise."""
+def open_present(
+    folder: str, statements: Sequence[str], refused: list[str] | None = None
+) -> tuple[Marker, Lease] | None:
+    """Returns marker and shared lease of a folder that holds exactly these statements, unharmed; None otherwise.
+
+    Args:
+        folder: that may hold them.
+        statements: digests of all that it must hold.
+        refused: gets the reason, if something is there.
+    """
     try:
         marker, lease = _open_marked(folder)
-    except (CachepipeError, OSError):
+    except (CachepipeError, OSError) as error:
+        _refuse(folder, error, refused)
         return None
     try:
         if sorted(marker.statements) == sorted(statements):
             _check_files(folder, marker)
             cachedir.write_and_read_test(folder)
             return marker, lease
-    except (CachepipeError, OSError):
-        pass
+    except (CachepipeError, OSError) as error:
+        _refuse(folder, error, refused)
     lease.close()
     return None
+
+
+def _refuse(folder: str, error: Exception, refused: list[str] | None) -> None:
+    if refused is not None and os.path.lexists(os.path.join(folder, marks.PATH)):
+        refused.append(f"{folder} was restored before and cannot be used: {str(error).removeprefix(f'{folder}: ')}")
 
 
 def _open_marked(folder: str) -> tuple[Marker, Lease]:
@@ -169,12 +183,12 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
     for rows in islice(choices, _SET_CHOICES):
         statements = [row.statement for row in rows]
         for folder in _likely_folders(request, locks, statements):
-            found = open_present(folder, statements)
+            found = open_present(folder, statements, request.refused)
             if found is None:
                 continue
             is_trusted = found[0].policy == policy or _still_trusted(request.options, policy, folder, found[0])
             if is_trusted and (found[0].host == tag or _still_fits(rows, tag, folder, found[0])):
-                return outcome_of(request, "present", folder, *found, _notes(request, folder))
+                return outcome_of(request, "present", folder, *found)
             found[1].close()
     return None
 
@@ -198,10 +212,9 @@ def _scratch(request: RestoreRequest) -> tuple[str, ...]:
     return cachedir.scratch_folders(request.environment) if request.options.has_scratch else ()
 
 
-def _notes(request: RestoreRequest, folder: str) -> tuple[str, ...]:
-    """Returns what is worth saying of a present folder: that it is not where the release belongs."""
-    is_scratch = os.path.dirname(folder) in _scratch(request) and folder != request.options.dest
-    return ("an earlier start put it into scratch space; remove it to have it in its own folder",) if is_scratch else ()
+def is_in_scratch(request: RestoreRequest, folder: str) -> bool:
+    """Tells whether a present folder is not where the release belongs."""
+    return os.path.dirname(folder) in _scratch(request) and folder != request.options.dest
 
 
 def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -> bool:
@@ -265,7 +278,8 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
     for folder in _channel_folders(request, name):
         try:
             marker, lease = _open_marked(folder)
-        except (CachepipeError, OSError):
+        except (CachepipeError, OSError) as error:
+            _refuse(folder, error, request.refused)
             continue
         lease.close()
         is_wanted = (marker.names, marker.channel, marker.policy) == ((name,), options.channel, policy)
@@ -275,9 +289,9 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
         except IntegrityError:
             continue  # of a marker, a hint or a probe: the whole restore judges them, step by step
         if is_current:
-            found = open_present(folder, marker.statements)
+            found = open_present(folder, marker.statements, request.refused)
             if found is not None:
-                return outcome_of(request, "present", folder, *found, _notes(request, folder))
+                return outcome_of(request, "present", folder, *found)
     return None
 
 

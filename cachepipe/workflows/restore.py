@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cachetree import merge_trees
+from cachepipe.adapters.cold_folder import sweep_cold
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import WrittenFile, materialise
@@ -123,7 +124,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
         with suppress(RuntimeError):  # no thread to be had: what is old waits for the next restore
-            threading.Thread(target=cachedir.sweep, args=(place.folder, time.time()), daemon=True).start()
+            threading.Thread(target=_sweep, args=(place.folder, request.environment), daemon=True).start()
         try:
             written = _write(store, statements, Path(temporary), place.folder, request.deadline)
             # 7 finish
@@ -343,6 +344,12 @@ def _written(path: Path, tree: Path) -> WrittenFile:
     facts = os.lstat(path)
     digest = sha256(path.read_bytes())
     return WrittenFile(str(path.relative_to(tree)), facts.st_size, facts.st_mtime_ns, facts.st_ino, digest)
+
+
+def _sweep(folder: str, environment: Mapping[str, str]) -> None:
+    """Removes what earlier starts left: beside the folder, and in scratch space."""
+    cachedir.sweep(folder, time.time())
+    sweep_cold(cachedir.scratch_folders(environment), time.time(), limit_s=30.0)
 
 
 def _remove(folder: str) -> None:

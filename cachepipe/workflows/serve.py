@@ -29,7 +29,7 @@ from cachepipe.adapters.lease import Lease
 from cachepipe.errors import CachepipeError, DeadlineError, NoRoomError, UsageError
 from cachepipe.failpoints import reached
 from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest
-from cachepipe.workflows.present import find
+from cachepipe.workflows.present import find, is_in_scratch
 from cachepipe.workflows.restore_options import Options, flags_alone, parse
 
 T = TypeVar("T")
@@ -94,11 +94,20 @@ def run_options(options: Options, began: float | None = None) -> int:
 
 def _restore(request: RestoreRequest) -> RestoreOutcome:
     found = find(request)
-    if found is not None:
+    if found is not None and not is_in_scratch(request, found.folder):
         return found
     from cachepipe.workflows.restore import restore_absent  # zstd and all else that a present folder does not need
 
-    return restore_absent(request)
+    if found is not None:
+        from cachepipe.workflows.homecoming import come_home
+
+        return come_home(request, found, restore_absent, _bounded)
+    try:
+        return restore_absent(request)
+    except CachepipeError as error:
+        if request.refused:  # what lies there may be all that was to be used: a baked image without a network
+            error.args = (f"{error}; {'; '.join(dict.fromkeys(request.refused))}",)
+        raise
 
 
 def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | None:
@@ -190,21 +199,28 @@ def _warm(outcome: RestoreOutcome, common: Mapping[str, str]) -> Start:
 def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) -> Start:
     """Returns a start with an empty private folder; with `--strict`, or with nothing to start, one with none."""
     is_started = bool(options.command or options.env_file) and not options.is_strict
-    folder = _cold_folder() if is_started else ""
+    folder, lease = _cold_folder(bool(options.command)) if is_started else ("", None)
     variables = {**common, **(folder_variables(folder) if folder else {})}
     outcome = "cold" if is_started else "refused"
-    return Start(outcome, error.exit_code, str(error), error.hint, options.names, (), 0, "", folder, variables, None)
+    return Start(outcome, error.exit_code, str(error), error.hint, options.names, (), 0, "", folder, variables, lease)
 
 
-def _cold_folder() -> str:
+def _cold_folder(is_held: bool) -> tuple[str, Lease | None]:
+    """Returns an empty folder and its lease; held by the command that this process becomes, if there is one."""
+    from cachepipe.adapters.cold_folder import ColdFolder, cold_folder, sweep_cold
+
+    def make(places: Sequence[str], is_careful: bool) -> ColdFolder | None:
+        if is_careful:
+            sweep_cold(places, time.time())
+        return cold_folder(places, asks_room=is_careful, is_held=is_held and is_careful)
+
     local = cachedir.scratch_folders({})  # no variable of the user: its folder may be the mount that hangs
     tries = ((cachedir.scratch_folders(os.environ), True, _COLD_S), (local, True, _COLD_S), (local, False, _LAST_S))
     for places, asks_room, limit_s in tries:
-        make = partial(cachedir.cold_folder, places, asks_room)
-        found = _bounded(make, time.monotonic() + limit_s)
-        if isinstance(found, str):
+        found = _bounded(partial(make, places, asks_room), time.monotonic() + limit_s)
+        if isinstance(found, ColdFolder):
             return found
-    return ""
+    return "", None
 
 
 def _line(start: Start, start_id: str, seconds: float) -> str:

@@ -319,6 +319,44 @@ def test_case_d3_a_read_only_target_is_left_for_private_scratch(other: Path) -> 
     assert "scratch space" in again.line["reason"]
 
 
+@pytest.mark.parametrize("pins", [True, False], ids=["lock", "channel"])
+def test_a_release_in_scratch_space_comes_home_when_its_folder_can_be_used(tmp_path: Path, pins: bool) -> None:
+    release = publish_release(tmp_path)
+    home = tmp_path / "home" / "demo"
+    home.mkdir(parents=True)
+    (home / "mine").write_text("of somebody else")
+    (tmp_path / "home").chmod(0o777)  # nor can anything be put beside it
+    chosen = words(release, "--dest", str(home), *(("--lock", release.lock) if pins else ()))
+    first = run_restore(tmp_path, *chosen, "--", "true")
+    assert first.line["outcome"] == "restored" and first.line["folder"].startswith(str(tmp_path / "tmp"))
+    again = run_restore(tmp_path, *chosen, "--", "true")
+    assert (again.line["outcome"], again.line["folder"]) == ("present", first.line["folder"])
+    assert "in scratch space" in again.line["reason"] and "writable by others" in again.line["reason"]
+
+    (tmp_path / "home").chmod(0o700)
+    (home / "mine").unlink()
+    if pins:  # nothing is lost where the store does not answer
+        os.rename(release.store.root, tmp_path / "away")
+        alone = run_restore(tmp_path, *chosen, "--", "true")
+        assert (alone.line["outcome"], alone.line["folder"]) == ("present", first.line["folder"])
+        os.rename(tmp_path / "away", release.store.root)
+    moved = run_restore(tmp_path, *chosen, "--", "true")
+    assert (moved.line["outcome"], moved.line["folder"]) == ("restored", str(home))
+    settled = run_restore(tmp_path, *chosen, "--", "true")
+    assert (settled.line["outcome"], settled.line["folder"], settled.line.get("reason")) == ("present", str(home), None)
+
+
+def test_a_baked_folder_that_cannot_be_used_is_named_when_the_store_does_not_answer(tmp_path: Path) -> None:
+    release = publish_release(tmp_path)
+    run_restore(tmp_path, *words(release, "--lock", release.lock), "--strict")
+    os.rename(release.store.root, tmp_path / "away")
+    (Path(release.root) / "inductor/cd/ccd0.so").write_bytes(b"changed")
+    ran = run_restore(tmp_path, *words(release, "--lock", release.lock), "--", "true")
+    assert (ran.code, ran.line["outcome"]) == (0, "cold")
+    assert f"{release.root} was restored before and cannot be used: " in ran.line["reason"]
+    assert "ccd0.so" in ran.line["reason"]
+
+
 def test_a_restored_folder_that_lost_its_write_bit_is_opened_for_its_owner_again(other: Path) -> None:
     release = publish_release(other, root=str(other / "theirs/cache/demo"))
     run_as_other(other, *words(release, "--lock", release.lock))

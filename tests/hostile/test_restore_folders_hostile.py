@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters import cachedir
+from cachepipe.adapters import cachedir, cold_folder
 from cachepipe.adapters.execute import check_variables, has_compiler
 from cachepipe.adapters.lease import lock_file
 from cachepipe.adapters.materialise import materialise
@@ -131,10 +131,10 @@ def test_a_full_place_gives_a_private_folder_rather_than_none(tmp_path: Path, mo
     def full(folder: str, need: cachedir.Need) -> None:
         raise NoRoomError("full")
 
-    monkeypatch.setattr(cachedir, "check_usable", full)
-    found = cachedir.cold_folder([str(tmp_path / "a"), str(tmp_path / "b")])
+    monkeypatch.setattr(cold_folder, "check_usable", full)
+    found = cold_folder.cold_folder([str(tmp_path / "a"), str(tmp_path / "b")])
     assert found is not None
-    assert found.startswith(f"{tmp_path}/a/cold.")
+    assert found.path.startswith(f"{tmp_path}/a/cold.")
 
 
 @is_root

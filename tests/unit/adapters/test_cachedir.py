@@ -231,16 +231,6 @@ def test_only_old_leftovers_of_this_folder_that_nobody_uses_are_swept(tmp_path: 
     lease.close()
 
 
-def test_a_cold_folder_is_new_empty_and_private_every_time(tmp_path: Path) -> None:
-    places = [str(folder(tmp_path / "bad", 0o777)), str(tmp_path / "good")]
-    one, two = cachedir.cold_folder(places), cachedir.cold_folder(places)
-    assert one is not None
-    assert one != two
-    assert os.path.dirname(one) == str(tmp_path / "good")
-    assert (os.listdir(one), stat.S_IMODE(os.stat(one).st_mode)) == ([], 0o700)
-    assert cachedir.cold_folder(places[:1]) is None
-
-
 def test_the_write_and_read_test_leaves_nothing(tmp_path: Path) -> None:
     cachedir.write_and_read_test(str(tmp_path))
     assert not os.listdir(tmp_path)
