@@ -27,8 +27,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steering import clean_environment
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-STEERING = ("CACHEPIPE_", "TORCHINDUCTOR_", "TRITON_", "TORCH_")
 CHILD_LIMIT_S = 400.0
 LATER = 75
 """Exit code: the time limit is near, run again to go on."""
@@ -324,11 +325,6 @@ def run_child(words: Sequence[str], job: dict[str, Any], job_file: Path, env: Ma
         raise Failed(f"{job['variant']}: exit {done.returncode}\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def clean_environment() -> dict[str, str]:
-    """Returns the environment without anything that steers cachepipe or the caches of torch and Triton."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
 
 
 def size_of(folder: Path) -> int:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.support.release import clean_environment
+from tests.support.release import REPOSITORY, clean_environment
 
 SINKS = ("file", "full", "pipe", "closed")
 """What stdout is: a file, /dev/full, a pipe that nobody reads, nothing at all."""
@@ -32,7 +32,7 @@ def run_lines(lines: Sequence[Sequence[str]], sink: str, env: Mapping[str, str] 
     done = subprocess.run(
         words,
         input=question,
-        env=clean_environment(**(env or {})),
+        env=clean_environment(PYTHONPATH=str(REPOSITORY), **(env or {})),
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ci.steering import clean_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST = REPOSITORY / "manifests" / "quickstart.yaml"
@@ -31,13 +32,6 @@ class Release:
     @property
     def root(self) -> str:
         return f"{self.cache_root}/{self.name}"
-
-
-def clean_environment(**extra: str) -> dict[str, str]:
-    """Returns this process's environment without anything that steers cachepipe or torch's caches."""
-    steering = ("CACHEPIPE_", "TORCHINDUCTOR_", "TRITON_", "TORCH_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
-    return {**kept, **extra}
 
 
 def cachepipe_argv(*words: str) -> list[str]:
