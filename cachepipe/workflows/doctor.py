@@ -13,6 +13,9 @@ Nothing is changed, except one object that `probes_store` writes and removes. to
 from __future__ import annotations
 
 import os
+import pwd
+import re
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.gpu import visible_gpus
+from cachepipe.adapters.gpu_watch import open_watch
 from cachepipe.adapters.machine import compiler_texts, machine_fingerprint
 from cachepipe.adapters.mounts import Mount, mount_of
 from cachepipe.adapters.store import NO_CHOICE, TrustChoice
@@ -30,6 +34,7 @@ from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import defects_of
 from cachepipe.domain.fingerprint import SEVERAL, UNKNOWN
 from cachepipe.domain.limits import GIB, LIMITS, MIB
+from cachepipe.domain.quiet import THROTTLES
 from cachepipe.errors import CachepipeError
 from cachepipe.runtime import attempts, backports
 from cachepipe.workflows.doctor_ask import Question, answers
@@ -82,6 +87,7 @@ def doctor(request: DoctorRequest, now: datetime) -> Checkup:
         Question("machine", "fingerprint", _fingerprint),
         Question("machine", "compiler", lambda: _compiler(environment)),
         Question("machine", "GPUs", lambda: _gpus(environment)),
+        Question("machine", "GPU state", lambda: _gpu_state(environment)),
         Question("torch", "torch", _torch),
         Question("torch", "attach", _attach_file),
         Question("variables", "torch's keys", lambda: _variables(environment)),
@@ -131,6 +137,21 @@ def _gpus(environment: Mapping[str, str]) -> list[Check]:
         advice = "let each process see one (`CUDA_VISIBLE_DEVICES`): the index is part of torch's keys"
         rows.append(Check("machine", "visible GPUs", str(len(gpus.visible)), WARN, advice))
     return rows
+
+
+def _gpu_state(environment: Mapping[str, str]) -> list[Check]:
+    """Tells what the GPU is doing now: a build on one that is not quiet would be refused."""
+    with open_watch(environment) as watch:
+        if watch is None:
+            return []
+        look, others = watch.sample(), watch.strangers_before(0.0)
+    troubles = [words for bit, words in THROTTLES.items() if look.throttle & bit]
+    troubles += [f"{others} other processes use it"] if others else []
+    text = f"{look.busy_percent} % busy, {look.sm_mhz} MHz, {look.temperature_c} °C, {look.power_w:.0f} W"
+    if not troubles:
+        return [Check("machine", "GPU state", text)]
+    advice = "a start works, a build here would choose kernels by noise: wait, or see `build --allow-noisy`"
+    return [Check("machine", "GPU state", f"{text}; {', '.join(troubles)}", WARN, advice)]
 
 
 def _part(name: str, value: str) -> Check:
@@ -217,9 +238,25 @@ def _cache_folders(root: str, environment: Mapping[str, str]) -> dict[str, str]:
 def _cache_folder(name: str, path: str, environment: Mapping[str, str]) -> list[Check]:
     if path:
         return _mount(name, mount_of(path))
-    text = f"{environment.get('TMPDIR') or '/tmp'}/torchinductor_<user>"
-    advice = "torch's default, shared and per user: `cachepipe restore` sets a private one"
-    return [Check("folders", name, f"unset: {text}", NOTE, advice)]
+    default = _torch_default(environment)
+    if default is None:
+        advice = "set it, as `cachepipe restore` does: torch looks for the user's name and ends without one"
+        return [Check("folders", name, f"unset, and uid {os.geteuid()} has no name", WARN, advice)]
+    advice = "torch's default, below a shared folder: `cachepipe restore` sets a private one"
+    return [Check("folders", name, f"unset: {default}", NOTE, advice), *_mount(name, mount_of(default))]
+
+
+def _torch_default(environment: Mapping[str, str]) -> str | None:
+    """Returns the folder that torch takes by itself; None: it would find no name for the user.
+
+    Source: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`), 2.11.0 and 2.13.0.
+    """
+    names = (environment.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME"))
+    try:
+        user = next((name for name in names if name), None) or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None
+    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
 def _usable(root: str, environment: Mapping[str, str]) -> list[Check]:

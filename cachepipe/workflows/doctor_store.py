@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
+from cachepipe.adapters.store_trust import StoreTrust
 from cachepipe.domain.checkup import FAIL, NOTE, WARN, Check
 from cachepipe.domain.index import parse_timestamp
 from cachepipe.domain.layout import INDEXES, place_of
@@ -51,12 +52,13 @@ def store_checks(
     """
     if not url:
         missing = f"none named, in which {', '.join(names)} could be" if names else "none named"
-        return [Check("store", "store", missing, FAIL if names else NOTE, "name it, or set CACHEPIPE_STORE")]
+        none = Check("store", "store", missing, FAIL if names else NOTE, "name it, or set CACHEPIPE_STORE")
+        return [none, *_trust(StoreTrust(trust, "", "no store", now), (), now)]
     found = _Found()
     rows = answers([Question("store", url, lambda: _reached(found, url, trust, now))])
     store = found.store
     if store is None:
-        return rows
+        return rows + _trust(StoreTrust(trust, "", url, now), (), now)
     questions = [Question("store", "rights", lambda: _rights(found, store))]
     questions += [Question("store", "conditions", lambda: [_conditions(store, probes)])]
     rows += answers(questions)
@@ -71,7 +73,11 @@ def store_checks(
     if asked and not names and not found.fitting:
         advice = "build for this machine, or run on one like the builder's: every start from this store is cold here"
         rows.append(Check("store", "channels", "nothing in this store can be used here", FAIL, advice))
-    return rows + answers([Question("trust", "policy", lambda: trust_checks(store, found.channels, now))])
+    return rows + _trust(store.trust, found.channels, now)
+
+
+def _trust(trust: StoreTrust, channels: Sequence[Channel], now: datetime) -> list[Check]:
+    return answers([Question("trust", "policy", lambda: trust_checks(trust, channels, now))])
 
 
 def _reached(found: _Found, url: str, trust: TrustChoice, now: datetime) -> list[Check]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cachepipe.adapters.policy_file import DEFAULT_POLICY
-from cachepipe.adapters.store import Store
+from cachepipe.adapters.store_trust import StoreTrust
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check
 from cachepipe.domain.index import parse_timestamp
 from cachepipe.domain.policy import INDEX, STATEMENT, Key, Policy
@@ -27,19 +27,19 @@ _SIGNATURES = {
 }
 
 
-def trust_checks(store: Store, found: Sequence[Channel], now: datetime) -> list[Check]:
-    """Returns the checks of a store's trust.
+def trust_checks(trust: StoreTrust, found: Sequence[Channel], now: datetime) -> list[Check]:
+    """Returns the checks of the trust under which a store is used.
 
     Args:
-        store: open, with the choice of the command line.
-        found: its channels, as they were read.
+        trust: with the choice of the command line.
+        found: the store's channels, as they were read.
         now: at which keys must not have ended.
     """
     try:
-        policy, has_file = store.trust.policy, store.trust.has_policy_file
+        policy, has_file = trust.policy, trust.has_policy_file
     except CachepipeError as error:
         return [Check("trust", "policy", str(error), FAIL, error.hint)]
-    place = store.trust.choice.policy_file or DEFAULT_POLICY
+    place = trust.choice.policy_file or DEFAULT_POLICY
     rows = [_policy(policy, place if has_file else "")]
     if has_file:
         rows += [_role(policy, role, now) for role in (STATEMENT, INDEX)]

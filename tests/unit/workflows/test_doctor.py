@@ -10,10 +10,12 @@ import threading
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cachepipe.adapters import gpu_watch
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.mounts import mount_of
 from cachepipe.adapters.store import TrustChoice
@@ -32,6 +34,7 @@ from cachepipe.workflows.doctor_ask import Question, answers
 from cachepipe.workflows.doctor_store import store_checks
 from cachepipe.workflows.fetch import newest
 from tests.support import authority, hanging
+from tests.support.nvml import Binding
 from tests.support.release import clean_environment
 from tests.support.restoring import publish_release
 
@@ -122,9 +125,9 @@ def test_the_defects_of_a_version_name_their_back_port_and_every_back_port_has_a
 
 
 def test_an_absent_store_an_empty_one_and_a_foreign_scheme_are_told_apart(tmp_path: Path) -> None:
-    (none,) = store_checks(None, (), "stable", NOW, False)
-    assert none.verdict == NOTE
-    (foreign,) = store_checks("gs://bucket", (), "stable", NOW, False)
+    none, policy = store_checks(None, (), "stable", NOW, False)
+    assert none.verdict == NOTE and (policy.section, policy.name) == ("trust", "policy")
+    foreign, _ = store_checks("gs://bucket", (), "stable", NOW, False)
     assert foreign.verdict == FAIL and "gs://" in foreign.value
     empty = store_checks(f"file://{tmp_path}", ("encoder",), "stable", NOW, True)
     assert [check.verdict for check in found(empty, f"file://{tmp_path}")] == [FAIL]
@@ -186,8 +189,47 @@ def test_a_store_where_nothing_fits_or_that_is_not_there_fails(tmp_path: Path) -
     assert none_fits.verdict == FAIL
     typo = f"file://{tmp_path}/stroe"
     assert [check.verdict for check in found(store_checks(typo, (), "stable", NOW, False), typo)] == [FAIL]
-    (no_store,) = store_checks(None, ("demo",), "stable", NOW, False)
+    no_store, _ = store_checks(None, ("demo",), "stable", NOW, False)
     assert no_store.verdict == FAIL, "releases are named, and there is no store to have them"
+
+
+class Quiet(Binding):
+    """A GPU on which `pids` run, with these throttle reasons."""
+
+    def __init__(self, throttle: int, *pids: int) -> None:
+        self.throttle, self.pids = throttle, pids
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: int) -> int:  # noqa: N802
+        return self.throttle
+
+
+@pytest.mark.parametrize(
+    ("nvml", "verdict", "words"),
+    [(Quiet(1), OK, "52 °C"), (Quiet(0x40), WARN, "too hot"), (Quiet(1, 1, 2), WARN, "2 other processes use it")],
+    ids=["quiet", "hot", "shared"],
+)
+def test_the_state_of_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch, nvml: Quiet, verdict: str, words: str) -> None:
+    monkeypatch.setattr(gpu_watch, "binding", lambda: nvml)
+    (check,) = module._gpu_state({})
+    assert check.verdict == verdict and words in check.value and "1980 MHz" in check.value
+
+
+def test_the_folder_that_torch_takes_by_itself_is_named_with_its_mount() -> None:
+    environment = {"PATH": os.environ["PATH"], "USER": "a:b"}
+    rows = found(doctor(DoctorRequest(environment=environment), NOW).checks, "TORCHINDUCTOR_CACHE_DIR")
+    assert rows[0].value.endswith("/torchinductor_a_b") and " on " in rows[1].value
+
+
+def test_a_user_without_a_name_is_told_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    (row,) = found(doctor(DoctorRequest(environment={}), NOW).checks, "TORCHINDUCTOR_CACHE_DIR")
+    assert row.verdict == WARN and "has no name" in row.value
 
 
 class Panic(BaseException):
