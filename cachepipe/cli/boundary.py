@@ -80,7 +80,7 @@ def _unprinted(error: OSError) -> int:
         )
         print_error(found)
         code = found.exit_code
-    abandon(sys.stdout)
+    abandon()
     return code
 
 
@@ -127,7 +127,7 @@ def _report(error: CachepipeError, is_json: bool) -> int:
             print_json({"error": error_object(error)})
     except (OutputError, BrokenPipeError):
         print_error(error)
-        abandon(sys.stdout)
+        abandon()
     else:
         print_error(error)
     return error.exit_code

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from cachepipe.cli.stdout import PLAIN, abandon
+from cachepipe.cli.stdout import PLAIN
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.text import printable, printable_json
 
@@ -49,11 +49,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def say(text: str) -> None:
-    """Prints one line of talk on stderr; talk that nobody takes is no failure."""
-    try:
-        print(printable(text), file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        abandon(sys.stderr)
+    """Prints one line of talk on stderr; talk that nobody takes is no failure (`stdout.guard`)."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

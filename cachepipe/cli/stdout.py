@@ -1,4 +1,4 @@
-"""Standard output of a command: every text can be written to it, and it says so when it takes no more."""
+"""The streams of a command: every text can be written to them, and stdout says so when it takes no more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import select
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 
 class OutputError(Exception):
@@ -28,6 +28,15 @@ class _Output(io.FileIO):
         return count
 
 
+class _Talk(io.FileIO):
+    def write(self, data: Any) -> int:
+        """Drops what cannot be written: an hour of building does not end because nobody listens."""
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
 _PLAIN = {"–": "-", "→": "->", "×": "x", "÷": "/", "·": "-", "…": "...", "≤": "<=", "≥": ">=", "±": "+/-", "≠": "!="}
 
 
@@ -44,12 +53,14 @@ codecs.register_error(PLAIN, _plain)
 
 
 def guard() -> None:
-    """Makes stdout a stream that says by `OutputError` that it takes no more, and that every text can be written to.
+    """Makes stdout a stream that says by `OutputError` that it takes no more, and stderr one that takes all.
 
-    Only the interpreter's own streams are changed: what a test or a program put there is theirs.
+    Every text can be written to both. Only the interpreter's own streams are changed: what a test or a program put there is theirs.
     """
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - to stay
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+        talk = io.BufferedWriter(_Talk(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(talk, encoding=encoding, errors=PLAIN, line_buffering=True)
     own = sys.stdout
     if isinstance(own, io.TextIOWrapper) and own is sys.__stdout__:
         sys.stdout = io.TextIOWrapper(
@@ -60,11 +71,11 @@ def guard() -> None:
         )
 
 
-def abandon(stream: TextIO) -> None:
-    """Points a stream that failed at nothing, so that the interpreter's last flush does not complain of what stayed in it."""
+def abandon() -> None:
+    """Points stdout, which failed, at nothing: the interpreter's last flush would complain of what stayed in it."""
     try:
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
+        os.dup2(nothing, sys.stdout.fileno())
         os.close(nothing)
     except (AttributeError, OSError, ValueError):
         return

@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import struct
 import subprocess
+import sys
 import termios
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.text import printable, printable_json
 from tests.support.artifacts import entry_record, entry_spec
 from tests.support.odd_streams import Ran, run_lines
-from tests.support.release import MANIFEST, cachepipe_argv, clean_environment
+from tests.support.release import MANIFEST, REPOSITORY, cachepipe_argv, clean_environment
 from tests.support.restoring import publish_release
 
 HOSTILE = "é\x1b[2J\x9b31m\u202e\x00\r\n\u2028\x7f→\U000e0041"
@@ -106,6 +108,26 @@ def test_an_answer_that_cannot_be_printed_is_one_error_and_never_a_success(
             assert len(said) >= 2 and said[-1].startswith("hint:"), shown(line, ran)
         if ran.code == 141:
             assert not said, shown(line, ran)
+
+
+@pytest.mark.parametrize("sink", ["2>/dev/full", "2>&-", "2> >(exec true)"])
+def test_talk_that_nobody_takes_changes_neither_answer_nor_exit_code(tmp_path: Path, sink: str) -> None:
+    """Also that of rich: a progress line that fails must not end a build."""
+    code = (
+        "import sys; from cachepipe import streams; streams.occupy();"
+        "from cachepipe.cli.stdout import guard; guard();"
+        "from cachepipe.adapters.progress import open_progress; from cachepipe.cli.main import main;"
+        "open_progress(sys.stderr).say('x' * 9999); sys.exit(main(['show', sys.argv[1], 'demo@stable', '--json']))"
+    )
+    words = shlex.join([sys.executable, "-c", code, f"file://{tmp_path}"])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} {sink}; echo code $?"],
+        env=clean_environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.endswith("code 12\n") and json.loads(done.stdout.removesuffix("code 12\n"))["error"]
 
 
 @pytest.mark.parametrize("name", LOCALES)
