@@ -20,6 +20,7 @@ from cachepipe.errors import CachepipeError, Interrupted
 from tests.support.authority import write_policy
 from tests.support.manifests import small_manifest, write_manifest
 from tests.support.restoring import Published, environment, publish_release, restore_words
+from tests.support.silent_store import URL, silent_store
 
 CLI = [sys.executable, "-m", "cachepipe"]
 
@@ -71,13 +72,6 @@ def cut_index(base: Path, demo: Published) -> list[str]:
     return strict(demo)
 
 
-def pipe_in_store(base: Path, demo: Published) -> list[str]:
-    path = Path(demo.store.root, index_key("demo", "stable", 1))
-    path.unlink()
-    os.mkfifo(path)
-    return strict(demo, "--deadline", "1")
-
-
 RESTORES: dict[int, Callable[[Path, Published], list[str]]] = {
     2: lambda base, demo: strict(demo, "--wat"),
     12: lambda base, demo: restore_words(demo.store.url, "--name", "absent", "--strict", "--json"),
@@ -87,13 +81,14 @@ RESTORES: dict[int, Callable[[Path, Published], list[str]]] = {
     17: lambda base, demo: no_other_place(demo, base),
     18: quarantined,
     19: other_machine,
-    21: pipe_in_store,
+    21: lambda base, demo: restore_words(URL, "--name", "demo", "--strict", "--json", "--deadline", "1"),
 }
 
 
 @pytest.mark.parametrize("code", RESTORES)
 def test_restore_exits_with_the_code_of_what_went_wrong(tmp_path: Path, demo: Published, code: int) -> None:
-    ran = run(tmp_path, RESTORES[code](tmp_path, demo))
+    with silent_store() as (_, variables):
+        ran = run(tmp_path, RESTORES[code](tmp_path, demo), **variables)
     assert ran.returncode == code, ran.stderr
     told = json.loads(ran.stdout)
     assert (told["exit_code"], told["outcome"]) == (code, "refused")

@@ -35,6 +35,7 @@ from tests.support.restoring import (
     service_environment,
     tree_files,
 )
+from tests.support.silent_store import URL, silent_store
 from tests.support.users import OTHER_ID, as_other_user, give_to_other_user
 
 FOREIGN = 65534
@@ -510,19 +511,16 @@ def test_a_command_that_cannot_run_has_the_shells_exit_code(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_restore_ends_it_without_a_start(
-    tmp_path: Path, demo: Published, number: signal.Signals, code: int
-) -> None:
-    (tmp_path / "store" / hint_key("demo", "stable")).unlink()
-    os.mkfifo(tmp_path / "store" / hint_key("demo", "stable"))  # the read of the hint hangs
+def test_a_signal_during_restore_ends_it_without_a_start(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with (
+        silent_store() as (server, variables),
         subprocess.Popen(
-            restore_words(*words(demo), "--", "touch", str(tmp_path / "started")),
-            env=environment(tmp_path),
+            restore_words(URL, "--name", "demo", "--", "touch", str(tmp_path / "started")),
+            env=environment(tmp_path, **variables),
             stderr=subprocess.PIPE,
         ) as process,
-        open(tmp_path / "store" / hint_key("demo", "stable"), "wb"),
-    ):  # opens when the restore reads
+        server.accept()[0],
+    ):  # it is asked for the hint
         process.send_signal(number)
         _, err = process.communicate(timeout=20)
     assert process.returncode == code
@@ -530,14 +528,14 @@ def test_a_signal_during_restore_ends_it_without_a_start(
     assert not (tmp_path / "started").exists()
 
 
-def test_a_store_that_hangs_holds_no_service_beyond_its_deadline(tmp_path: Path, demo: Published) -> None:
-    (tmp_path / "store" / hint_key("demo", "stable")).unlink()
-    os.mkfifo(tmp_path / "store" / hint_key("demo", "stable"))
-    ran = run_restore(tmp_path, *words(demo, "--deadline", "0.6"), *command())
+def test_a_store_that_hangs_holds_no_service_beyond_its_deadline(tmp_path: Path) -> None:
+    with silent_store() as (_, variables):
+        asked = (URL, "--name", "demo", "--deadline", "0.6", *command())
+        ran = run_restore(tmp_path, *asked, env=environment(tmp_path, **variables))
     assert ran.seconds < 0.6 + 2
     assert "not restored within 0.6 seconds" in ran.line["reason"]
     folder = os.path.dirname(service_environment(ran)["TORCHINDUCTOR_CACHE_DIR"])
-    assert (os.listdir(folder), stat.S_IMODE(os.stat(folder).st_mode)) == ([], 0o700)
+    assert (os.listdir(folder), stat.S_IMODE(os.stat(folder).st_mode)) == ([".lease"], 0o700)
     assert "CACHEPIPE_ROOT" not in service_environment(ran)
 
 
