@@ -119,7 +119,9 @@ def _open_marked(folder: str) -> tuple[Marker, Lease]:
     cachedir.check_private(folder)
     lease = Lease.take(folder, is_shared=True)
     if lease is None:
-        raise UnsafePathError(folder, "is being replaced")
+        is_free = os.access(folder, os.W_OK, effective_ids=True)
+        read_only = "read-only: mount something writable there, or name another folder by `--dest`"
+        raise UnsafePathError(folder, "is being replaced" if is_free else read_only)
     try:
         marker = read_marker(cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes))
         if marker.root != os.path.abspath(folder):

@@ -285,6 +285,16 @@ def test_a_cache_root_without_room_gives_scratch_space_and_says_both_numbers(sta
     assert "not enough room: wanted" in ran.line["reason"]
 
 
+def test_a_baked_folder_on_a_read_only_root_is_named_when_no_store_answers(start: Start) -> None:
+    start.words = [start.demo.store.url, "--name", "demo", "--lock", start.demo.lock]
+    assert run(start).line["outcome"] == "restored"
+    os.rename(start.demo.store.root, start.base / "away")
+    cache = os.path.dirname(start.demo.root)
+    ran = in_mounts(start, f"mount --bind {cache} {cache} && mount -o remount,bind,ro {cache}")
+    check_started(ran, "cold")
+    assert f"{start.demo.root} was restored before and cannot be used: read-only" in ran.line["reason"]
+
+
 def test_where_no_folder_can_be_written_the_service_starts_all_the_same(start: Start) -> None:
     (start.base / "cache").mkdir(mode=0o700, exist_ok=True)
     # read-only where it is: the store and the interpreter may lie below /tmp as well
