@@ -7,7 +7,6 @@ stderr gets `error: …` and `hint: …`; with `--json` stdout gets this object 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -16,6 +15,7 @@ from typing import Any
 
 import click
 
+from cachepipe.domain.printable import printable, printable_json
 from cachepipe.errors import CachepipeError, Interrupted, UsageError
 
 SIGPIPE_EXIT = 141
@@ -92,7 +92,7 @@ def _bug(error: Exception) -> CachepipeError:
 def _report(error: CachepipeError, is_json: bool) -> int:
     try:
         if is_json:
-            print(json.dumps({"error": error_object(error)}, ensure_ascii=False, indent=2), flush=True)
+            print(printable_json({"error": error_object(error)}), flush=True)
         print_error(error)
     except BrokenPipeError:
         _abandon_stdout()
@@ -108,13 +108,8 @@ def error_object(error: CachepipeError) -> dict[str, str | int]:
 def print_error(error: CachepipeError) -> None:
     """Prints one `error:` line for each line of the message, and the hint, on stderr."""
     for line in str(error).splitlines() or [type(error).__name__]:
-        print(f"error: {_printable(line)}", file=sys.stderr)
-    print(f"hint: {_printable(error.hint)}", file=sys.stderr, flush=True)
-
-
-def _printable(line: str) -> str:
-    """Returns the line without what a terminal would obey: messages quote manifests, stores and models' output."""
-    return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in line)
+        print(f"error: {printable(line.expandtabs())}", file=sys.stderr)
+    print(f"hint: {printable(error.hint)}", file=sys.stderr, flush=True)
 
 
 def _abandon_stdout() -> None:

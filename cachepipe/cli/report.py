@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 
 from cachepipe.adapters.workdir import write_whole
+from cachepipe.cli.boundary import error_object, print_error
 from cachepipe.cli.options import NEW_FILE, json_option, option, trust_choice, trust_options
 from cachepipe.cli.output import print_json, print_lines, print_table, say
+from cachepipe.domain.printable import one_line
 from cachepipe.domain.record import to_json
-from cachepipe.errors import UsageError
+from cachepipe.errors import CachepipeError, UsageError, VerificationError
 from cachepipe.workflows import report as reports
 from cachepipe.workflows.explaining import explain_files
 from cachepipe.workflows.report_compare import Comparison, compare
@@ -23,7 +25,11 @@ Examples:
   cachepipe report evidence
   cachepipe report evidence --html report.html --junit gates.xml
   cachepipe report evidence --markdown "$GITHUB_STEP_SUMMARY"
-  cachepipe report evidence --against evidence-of-last-release --json"""
+  cachepipe report evidence --against evidence-of-last-release --json
+
+Exits with 18 unless the evidence shows that every entry started warm, after the tables."""
+MAX_ERRORS = 50
+"""Reasons that stderr lists; the tables and the JSON document have all."""
 EVIDENCE = click.Path(path_type=Path)
 
 
@@ -41,10 +47,10 @@ def report_command(
     markdown: Path | None,
     against: Path | None,
     is_json: bool,
-) -> None:
+) -> int:
     """Shows evidence files, or all in folders, that `build --report` or `verify --report` left."""
-    found = reports.report(evidence)
-    other = reports.report([against]) if against is not None else None
+    found = reports.report(evidence, say)
+    other = reports.report([against], say) if against is not None else None
     if html is not None:
         from cachepipe.adapters.html_page import render_page
         from cachepipe.workflows.report_page import report_page
@@ -54,13 +60,32 @@ def report_command(
         _write(junit, report_junit(found))
     if markdown is not None:
         _append(markdown, report_markdown(found, other))
+    refusal = _refusal(found)
     if is_json:
         document = reports.report_json(found)
+        document.update({} if refusal is None else {"error": error_object(refusal)})
         print_json({**document, "against": to_json(compare(other, found))} if other is not None else document)
-        return
-    print_report(found)
-    if other is not None:
-        _print_comparison(compare(other, found))
+    else:
+        print_report(found)
+        if other is not None:
+            _print_comparison(compare(other, found))
+    if refusal is None:
+        return 0
+    print_error(refusal)
+    return refusal.exit_code
+
+
+def _refusal(found: reports.Report) -> VerificationError | None:
+    """Returns why the evidence does not show a warm start; told after everything that was asked for is written."""
+    if found.verdict.is_ok:
+        return None
+    lines = list(dict.fromkeys(map(str, found.verdict.faults)))
+    more = [f"and {len(lines) - MAX_ERRORS} more"] if len(lines) > MAX_ERRORS else []
+    error = VerificationError([*map(one_line, lines[:MAX_ERRORS]), *more])
+    error.hint = "`cachepipe explain` with the same files names the cause of each miss"
+    if not found.verdict.is_proved:
+        error.hint = "`verify --report` restores the release and leaves the evidence that is missing"
+    return error
 
 
 def print_report(found: reports.Report) -> None:
@@ -80,12 +105,12 @@ def print_report(found: reports.Report) -> None:
         print_table("\nrestored files", ("kind", ">files", ">bytes"), rows_of_sizes)
     if found.misses:
         click.echo("\nmisses")
-    print_lines(found.misses)
+    print_lines(map(one_line, found.misses))
     for row in details.explained:
         one = row.explanation
-        print_lines([f"  {row.entry} · {one.shape_bucket or 'all'}: {one.cause}", f"    fix: {one.fix}"])
+        print_lines([f"  {row.entry} · {one.shape_bucket or 'all'}: {one_line(one.cause)}", f"    fix: {one.fix}"])
     print_lines(f"not covered: {row.file.path} ({row.file.owner})" for row in details.outside)
-    print_lines(f"refused: {text}" for text in found.violations)
+    click.echo(f"verdict: {found.verdict.words}")
 
 
 def _print_comparison(found: Comparison) -> None:
@@ -107,10 +132,10 @@ def _print_comparison(found: Comparison) -> None:
 
 
 def write_junit(path: Path, evidence: Sequence[Path]) -> None:
-    """Writes the verdicts of a run; a run that left no evidence (its worker died) leaves no file but a line on stderr."""
+    """Writes the verdicts of a run; a run without whole evidence (its worker died) leaves no file but a line on stderr."""
     try:
         _write(path, report_junit(reports.report(evidence)))
-    except UsageError as error:
+    except CachepipeError as error:
         say(f"warning: {path} is not written: {error}")
 
 
@@ -121,16 +146,18 @@ def _write(path: Path, data: bytes) -> None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path.resolve(), data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot write {path}: {reason}") from error
 
 
 def _append(path: Path, text: str) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot write {path}: {reason}") from error
 
 
 EXPLAIN_EPILOG = """\b
@@ -148,7 +175,7 @@ Examples:
 @json_option
 def explain_command(evidence: tuple[Path, ...], store: str | None, ref: str | None, is_json: bool) -> None:
     """Says of every miss why it was one and how to mend it, from evidence files or a service's file of events."""
-    answers = explain_files(evidence, store, ref, trust_choice())
+    answers = explain_files(evidence, store, ref, trust_choice(), say)
     if is_json:
         print_json({"processes": [to_json(answer) for answer in answers]})
         return

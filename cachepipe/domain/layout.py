@@ -107,8 +107,3 @@ def place_of(key: str) -> Place | None:
             return None
         return Place(kind, parts.get("artifact", ""), parts.get("name", ""), parts.get("channel", ""), version)
     return None
-
-
-def shown(key: str) -> str:
-    """Returns a key that others chose as text that a terminal only shows: what is not printable, or no UTF-8, is escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in key)

@@ -29,8 +29,9 @@ from cachepipe.domain.collect import (
     stale_announcements,
     take_inventory,
 )
-from cachepipe.domain.layout import ARTIFACTS, INDEXES, PINS, shown, tomb_key
+from cachepipe.domain.layout import ARTIFACTS, INDEXES, PINS, tomb_key
 from cachepipe.domain.lock import Lock
+from cachepipe.domain.printable import printable
 from cachepipe.domain.record import canonical_bytes
 from cachepipe.errors import MissError, StoreError
 from cachepipe.failpoints import reached
@@ -114,7 +115,7 @@ def gc(
         for start in range(0, len(doomed), BATCH):
             done |= _remove_batch(run, doomed[start : start + BATCH], say)
         decisions = [done.get(decision.artifact, decision) for decision in decisions]
-    foreign = tuple(shown(found.key) for found in inventory.foreign)
+    foreign = tuple(printable(found.key) for found in inventory.foreign)
     return Collection(store.url, not deletes, tuple(decisions), tuple(sorted(stale)), foreign, tuple(unknown))
 
 

@@ -33,8 +33,9 @@ from cachepipe.domain.collect import (
     take_inventory,
 )
 from cachepipe.domain.index import Index, IndexRow, parse_timestamp
-from cachepipe.domain.layout import ARTIFACTS, INDEXES, hint_key, pack_key, shown, statement_key
+from cachepipe.domain.layout import ARTIFACTS, INDEXES, hint_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.printable import printable
 from cachepipe.domain.statement import Statement
 from cachepipe.errors import IntegrityError, MissError, TrustError
 from cachepipe.workflows.fetch import (
@@ -268,7 +269,7 @@ def _check_rows(check: _Check, index: Index, counts: str, artifacts: Mapping[str
 
 def _note_the_rest(check: _Check, inventory: Inventory) -> None:
     for found in inventory.foreign:
-        check.note(shown(found.key), "none of ours: no command reads or removes it")
+        check.note(printable(found.key), "none of ours: no command reads or removes it")
     for artifact, held in inventory.artifacts.items():
         if held.statement is None and held.packs:
             hours = min(pack.age_s for pack in held.packs) / 3600
