@@ -23,7 +23,7 @@ def read_given(path: Path, limit_bytes: int) -> bytes:
             if not stat.S_ISREG(facts.st_mode):
                 raise UsageError(f"not a regular file: {path}", hint="name a file: pipes and devices are not read")
             data = file.read(limit_bytes + 1) if facts.st_size <= limit_bytes else b""
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise unreadable(path, error) from error
     if facts.st_size > limit_bytes or len(data) > limit_bytes:
         raise IntegrityError(
@@ -40,7 +40,7 @@ def is_folder(path: Path) -> bool:
     """
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise unreadable(path, error) from error
 
 
@@ -57,9 +57,8 @@ def files_in(folder: Path, suffix: str) -> list[Path]:
     return [folder / name for name in names if name.endswith(suffix) and not name.startswith(".")]
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> UsageError:
-    """Returns the error for what the operating system refuses: absent, no permission, a name too long, a NUL in it."""
+def unreadable(path: Path, error: OSError) -> UsageError:
+    """Returns the error for what the operating system refuses: absent, no permission, a name too long."""
     if isinstance(error, FileNotFoundError):
         return UsageError(f"no such file: {path}", hint="name a file, or the folder of `--report`")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return UsageError(f"cannot be read: {path}: {reason}", hint="check the path and its permissions")
+    return UsageError(f"cannot be read: {path}: {error.strerror}", hint="check the path and its permissions")

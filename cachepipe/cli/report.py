@@ -146,18 +146,16 @@ def _write(path: Path, data: bytes) -> None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path.resolve(), data)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot write {path}: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _append(path: Path, text: str) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot write {path}: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 EXPLAIN_EPILOG = """\b

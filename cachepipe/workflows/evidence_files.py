@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def _once(paths: Iterable[Path]) -> Iterable[tuple[Path, bool]]:
     for path in paths:
         is_named = not is_folder(path)
         for file in [path] if is_named else files_in(path, ".json"):
-            place = file.resolve()
+            place = os.path.realpath(file)
             if place not in seen:
                 seen.add(place)
                 yield file, is_named
