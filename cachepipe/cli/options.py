@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from cachepipe.adapters.store import Store, TrustChoice, open_store
+from cachepipe.cli.output import say
 from cachepipe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,7 +115,7 @@ def opened(url: str) -> Iterator[Store]:
     store = open_store(url, trust_choice())
     yield store
     for note in store.trust.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def required_store(store: str | None) -> str:

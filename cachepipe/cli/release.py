@@ -23,7 +23,7 @@ from cachepipe.cli.options import (
     trust_choice,
     trust_options,
 )
-from cachepipe.cli.output import print_json, print_table
+from cachepipe.cli.output import print_json, print_lines, print_table
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.record import Json
 from cachepipe.workflows.build import BuildRequest, BuildSummary, build, summary_json
@@ -144,7 +144,7 @@ def _print_summary(summary: BuildSummary) -> None:
         ]
         print_table(title, ("entry", ">shape buckets", "how", ">cold ÷ restored", ">max abs diff"), rows)
     else:
-        click.echo(title)
+        print_lines([title])
     click.echo(
         f"{summary.files} files, tuned {size_text(summary.tuned_bytes)}, settled {size_text(summary.unpacked_bytes)}, "
         f"packed {size_text(summary.packed_bytes)}"
