@@ -201,6 +201,16 @@ def test_a_report_that_cannot_be_written_is_a_usage_error(tmp_path: Path, option
         assert main(["report", str(folder), option, str(path)]) == 2
 
 
+@pytest.mark.parametrize(("command", "option"), [("build", "--report"), ("verify", "--report"), ("verify", "--junit")])
+def test_a_place_for_results_that_cannot_be_made_is_said_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    manifest = written(tmp_path / "manifest.yaml", "version: 1\n")  # of many problems: it would exit with 10
+    for place in (manifest / "below" / "x", tmp_path / ("n" * 300) / "x"):
+        assert main([command, str(manifest), option, str(place)]) == 2
+        assert str(place.parent) in capsys.readouterr().err
+
+
 def hostile(folder: Path) -> Path:
     """Writes evidence in which every text that anybody chooses is hostile."""
     one = evidence(ENTRIES[0], "verify", WARM)
