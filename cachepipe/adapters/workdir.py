@@ -225,9 +225,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_evidence(folder: Path, evidence: EntryEvidence) -> Path:
-    """Writes one evidence file of `--report DIR` and returns its path."""
+    """Writes one evidence file of `--report DIR` and returns its path; the targets of one manifest have files of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{evidence.entry.replace('/', '_')}.{evidence.step}.json"
+    parts = (evidence.entry.replace("/", "_"), evidence.device, evidence.step, "json")
+    path = folder / ".".join(filter(None, parts))
     write_whole(path, record_bytes(evidence))
     return path
 

@@ -274,6 +274,7 @@ class Session:
             traceback="" if error is None else "".join(traceback.format_exception(error))[-16000:],
             file_sizes=kind_sizes(self.job.root),
             outside_files=self.outside.found(),
+            device=self.spec.device,
             **(recorder.evidence() if recorder else {}),
         )
 

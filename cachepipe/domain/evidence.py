@@ -239,6 +239,8 @@ class EntryEvidence:
     """Private names that this torch lacks: work behind them is not counted."""
     dropped: int = 0
     """Events beyond what is kept in memory."""
+    device: str = ""
+    """`cuda` or `cpu`: one builder may match both targets of a manifest. Empty in evidence that a service gave."""
 
 
 def layer_counts(evidence: EntryEvidence) -> dict[str, dict[str, int]]:

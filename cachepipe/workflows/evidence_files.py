@@ -3,13 +3,14 @@
 1 take each file once, however often it is named
 2 read it; a file of a folder that is JSON of somebody else is left out and said
 3 refuse two files for the same process: which of them counts must not depend on their order
+4 tell the targets of a manifest apart where an entry was called on several
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cachepipe.adapters.given_file import files_in, is_folder, read_given
@@ -39,7 +40,7 @@ def read_files(paths: Sequence[Path], say: Say = silent) -> Found:
         UsageError: a path that cannot be read or is no regular file; two files for one entry and step.
         IntegrityError: a file that is no whole evidence.
     """
-    evidences: dict[tuple[str, str], tuple[Path, EntryEvidence]] = {}
+    evidences: dict[tuple[str, str, str], tuple[Path, EntryEvidence]] = {}
     summaries = []
     # 1
     for path, is_named in _once(paths):
@@ -52,14 +53,26 @@ def read_files(paths: Sequence[Path], say: Say = silent) -> Found:
             say(f"left out: {path}: JSON, but no evidence")
         else:
             # 3
-            process = (told.evidence.entry, told.evidence.step)
-            if process in evidences:
+            one = told.evidence
+            other, _ = evidences.setdefault((one.entry, one.device, one.step), (path, one))
+            if other != path:
                 raise UsageError(
-                    f"two files for step `{process[1]}` of {process[0]}: {evidences[process][0]} and {path}",
+                    f"two files for step `{one.step}` of {one.entry}: {other} and {path}",
                     hint="name one of them; to compare two releases, give one by `--against`",
                 )
-            evidences[process] = (path, told.evidence)
-    return Found(tuple(evidence for _, evidence in evidences.values()), tuple(summaries))
+    # 4
+    return Found(_by_target([evidence for _, evidence in evidences.values()]), tuple(summaries))
+
+
+def _by_target(evidences: Sequence[EntryEvidence]) -> tuple[EntryEvidence, ...]:
+    """Returns evidence whose entries have their device behind the name, where one name was called on several devices."""
+    devices: dict[str, set[str]] = {}
+    for one in evidences:
+        devices.setdefault(one.entry, set()).add(one.device)
+    return tuple(
+        replace(one, entry=f"{one.entry} on {one.device}") if len(devices[one.entry]) > 1 and one.device else one
+        for one in evidences
+    )
 
 
 def _once(paths: Iterable[Path]) -> Iterable[tuple[Path, bool]]:

@@ -74,7 +74,7 @@ class Built:
         return self.record.spec
 
     def evidence(self, step: str) -> EntryEvidence:
-        found = read_evidence(self.root / "evidence" / f"everything_float32_default.{step}.json")
+        found = read_evidence(self.root / "evidence" / f"everything_float32_default.cpu.{step}.json")
         assert found is not None
         return found
 

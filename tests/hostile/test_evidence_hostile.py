@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -133,6 +134,21 @@ def test_two_files_for_one_process_are_refused_whatever_their_order(tmp_path: Pa
     link = tmp_path / "link.json"
     link.symlink_to(one)
     assert len(report([one, one, tmp_path / "one", link]).steps) == 1  # one file, however often it is named
+
+
+def test_the_targets_of_one_manifest_neither_overwrite_nor_hide_each_other(tmp_path: Path) -> None:
+    whole = evidence(ENTRIES[0], "verify", WARM)
+    paths = {
+        device: write_evidence(tmp_path, replace(evidence(ENTRIES[0], "verify", WARM, missed), device=device))
+        for device, missed in (("cpu", 1), ("cuda", None))
+    }
+    assert len(set(paths.values())) == 2
+    found = report([tmp_path])
+    assert not found.verdict.is_ok and {row.entry for row in found.steps} == {f"{whole.entry} on {d}" for d in paths}
+    assert [row.entry for row in found.shape_buckets if row.problems] == [f"{whole.entry} on cpu"]
+    assert {answer.entry for answer in explain_files([tmp_path])} == {row.entry for row in found.steps}
+    (alone,) = report([paths["cuda"]]).steps
+    assert alone.entry == whole.entry
 
 
 @pytest.fixture(params=["fifo", "zero", "null", "socket", "folder", "link"])
