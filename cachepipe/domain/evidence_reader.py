@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.limits import MIB
-from cachepipe.domain.record import Json, from_json, parse_json
+from cachepipe.domain.record import Json, from_json, parse_json, to_json
 from cachepipe.errors import IntegrityError
 
 EVIDENCE_BYTES = 256 * MIB
@@ -63,7 +63,7 @@ def read_told(data: bytes, what: str, is_ours: bool) -> Told:
 
 def _evidence(tree: Json, what: str) -> EntryEvidence:
     evidence = from_json(EntryEvidence, tree, what)
-    _check_numbers(tree, what, "")
+    _check_numbers(to_json(evidence), what, "")  # of the record, where a time is a float however it was written
     for lookup in evidence.lookups:
         if lookup.outcome not in OUTCOMES:
             raise IntegrityError(

@@ -239,8 +239,9 @@ def phase_bar(phases: Phases, longest_s: float, cells: int = BAR_CELLS) -> str:
     edge, bar = 0.0, ""
     for phase, letter in _BARS:
         edge += parts[phase]
-        bar += letter * (round(edge / longest_s * cells) - len(bar))
-    return bar[:cells]
+        # bounded before it becomes text: phases of evidence may be longer than every call
+        bar += letter * (round(min(edge / longest_s, 1.0) * cells) - len(bar))
+    return bar
 
 
 BUCKET_COLUMNS = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,11 @@ from cachepipe.domain.printable import one_line, printable, printable_json
 from cachepipe.domain.record import finite, to_json
 from cachepipe.errors import CachepipeError, IntegrityError, UsageError
 from cachepipe.workflows.explaining import explain_files
-from cachepipe.workflows.report import report
+from cachepipe.workflows.report import BAR_CELLS, bucket_cells, phase_bar, report, report_json
 from cachepipe.workflows.report_junit import report_junit
 from cachepipe.workflows.report_markdown import report_markdown
 from cachepipe.workflows.report_page import report_page
-from tests.support.evidence_files import ENTRIES, WARM, evidence, write_release
+from tests.support.evidence_files import ENTRIES, WARM, evidence, sizes, tuned, write_release
 
 OBEYED = "\x1b[2J\x1b]8;;http://x\x07\x9b31m\u202e\u2066\u200f\u2028\u0085\x00\x7f\ufeff\r"
 """What a terminal obeys, what turns text round, what ends a line somewhere, what no XML may hold."""
@@ -68,6 +70,7 @@ BROKEN = {
     "components of one word": tree(components={"fxgraph/k": {"threads": "2"}}),
     "a component of three": tree(components={"fxgraph/k": {"threads": ["1", "2", "3"]}}),
     "a time beyond all": patched("shape_buckets.0.first_call_s", 1e300),
+    "a time beyond all, written as a count": patched("shape_buckets.0.phases.trace_s", 2**53),
     "infinity": json.dumps(patched("shape_buckets.0.first_call_s", 12345.5)).replace("12345.5", "1e999"),
     "minus infinity": json.dumps(patched("shape_buckets.0.first_call_s", 12345.5)).replace("12345.5", "-1e999"),
     "nan": json.dumps(patched("shape_buckets.0.first_call_s", 12345.5)).replace("12345.5", "NaN"),
@@ -299,6 +302,36 @@ def test_a_document_never_holds_what_json_does_not_have(capsys: pytest.CaptureFi
     assert finite({"a": 1}) == {"a": 1}
     with pytest.raises(ValueError, match="JSON"):
         printable_json({"a": float("nan")})
+
+
+def places(content: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Returns the path of every field, of lists that of the first item."""
+    rows = content.items() if isinstance(content, dict) else enumerate(content[:1]) if isinstance(content, list) else ()
+    for key, value in rows:
+        yield (*at, key)
+        yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize("value", [2**53, [], "\x1b", 1e-300, 999_999_999.0], ids=repr)
+def test_no_value_of_any_field_makes_a_report_raise_what_is_not_ours(tmp_path: Path, value: Any) -> None:
+    """A value of the wrong kind is refused; one of the right kind, however extreme, is shown in bounded memory."""
+    path = write_evidence(tmp_path, evidence(ENTRIES[0], "verify", WARM, missed=0, tuned=tuned(), file_sizes=sizes(1)))
+    whole = json.loads(path.read_bytes())
+    for place in places(whole):
+        content = copy.deepcopy(whole)
+        at: Any = content
+        for word in place[:-1]:
+            at = at[word]
+        at[place[-1]] = value
+        path.write_text(json.dumps(content))
+        try:
+            found = report([path])
+        except CachepipeError as error:
+            assert error.exit_code in (2, 13)
+            continue
+        report_markdown(found, found), report_junit(found), report_page(found, found), bucket_cells(found)
+        printable_json(finite(report_json(found)))
+        assert all(len(phase_bar(row.phases or Phases(), 1e-300)) <= BAR_CELLS for row in found.shape_buckets)
 
 
 def test_every_error_of_reading_is_one_of_ours(tmp_path: Path) -> None:
