@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from cachepipe.workflows.report_junit import report_junit
 from cachepipe.workflows.report_markdown import report_markdown
 from cachepipe.workflows.report_page import report_page
 from tests.support.evidence_files import ENTRIES, WARM, evidence, sizes, tuned, write_release
+from tests.support.release import cachepipe_argv, clean_environment
+from tests.support.users import as_other_user
 
 OBEYED = "\x1b[2J\x1b]8;;http://x\x07\x9b31m\u202e\u2066\u200f\u2028\u0085\x00\x7f\ufeff\r"
 """What a terminal obeys, what turns text round, what ends a line somewhere, what no XML may hold."""
@@ -203,13 +206,14 @@ def test_a_path_that_cannot_be_read_is_a_usage_error_with_the_path(
         assert printable(str(path)) in err and "hint: " in err
 
 
-def test_a_folder_without_permission_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> list[str]:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "listdir", refuse)  # root may list every folder
-    with pytest.raises(UsageError, match=f"cannot be read: {tmp_path}: Permission denied"):
-        report([tmp_path])
+@pytest.mark.parametrize("command", ["report", "explain"])
+def test_a_folder_without_permission_is_a_usage_error(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o000)
+    words = as_other_user(cachepipe_argv(command, str(folder)))
+    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, check=False)
+    folder.chmod(0o700)
+    assert done.returncode == 2 and str(folder) in done.stderr and "readable" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("option", ["--html", "--junit", "--markdown"])
