@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from cachepipe.adapters.workdir import write_whole
 from cachepipe.cli.boundary import error_object, print_error
@@ -173,6 +174,11 @@ Examples:
 @json_option
 def explain_command(evidence: tuple[Path, ...], store: str | None, ref: str | None, is_json: bool) -> None:
     """Says of every miss why it was one and how to mend it, from evidence files or a service's file of events."""
+    source = click.get_current_context().get_parameter_source("store")
+    if (
+        store is not None and ref is None and source is ParameterSource.COMMANDLINE
+    ):  # CACHEPIPE_STORE is for all commands
+        raise UsageError("`--store` without an artifact", hint="name it as well: `--ref NAME@CHANNEL`")
     answers = explain_files(evidence, store, ref, trust_choice(), say)
     if is_json:
         print_json({"processes": [to_json(answer) for answer in answers]})

@@ -206,6 +206,19 @@ def test_a_path_that_cannot_be_read_is_a_usage_error_with_the_path(
         assert printable(str(path)) in err and "hint: " in err
 
 
+def test_half_of_what_names_an_artifact_is_refused_and_never_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CACHEPIPE_STORE", raising=False)
+    folder = str(write_release(tmp_path / "evidence"))
+    assert main(["explain", folder, "--ref", "demo@stable"]) == 2
+    assert "`--ref` without a store" in capsys.readouterr().err
+    assert main(["explain", folder, "--store", f"file://{tmp_path}/store"]) == 2
+    assert "`--store` without an artifact" in capsys.readouterr().err
+    monkeypatch.setenv("CACHEPIPE_STORE", f"file://{tmp_path}/store")  # for all commands: no choice of this one
+    assert main(["explain", folder]) == 0
+
+
 @pytest.mark.parametrize("command", ["report", "explain"])
 def test_a_folder_without_permission_is_a_usage_error(tmp_path: Path, command: str) -> None:
     folder = tmp_path / "closed"
