@@ -254,11 +254,10 @@ class Session:
         work = work + self.processes.work
         work = work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
         breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
-        torch = sys.modules.get("torch")
         return EntryEvidence(
             entry=self.spec.id,
             step=self.job.step,
-            torch_version=str(torch.__version__) if torch else "",
+            torch_version=str(getattr(sys.modules.get("torch"), "__version__", "")),
             shape_buckets=tuple(self.results.values()),
             lookups=tuple(recorder.lookups) if recorder else (),
             work=work,
