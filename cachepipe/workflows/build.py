@@ -1,6 +1,6 @@
 """Builds a release: from a manifest to an artifact that is proved and published. One artifact per target.
 
-1 plan      expand the manifest, hold the folder at which services restore, find what is carried over
+1 plan      expand the manifest, find what is carried over, rehearse publishing, hold the folder at which services restore
 2 tune      (entry_steps) compile and call every shape bucket
 3 settle    (entry_steps) compile again from tuning records until nothing is tuned; drop what a start does not open
 4 merge     (assemble) the trees of all entries become one
@@ -50,7 +50,7 @@ from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release, release_fingerprint
 from cachepipe.workflows.prove import RestoreSource, judge_proofs, prove_engines
-from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
+from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish, rehearse
 from cachepipe.workflows.stage import open_stage
 from cachepipe.workflows.targets import matching_devices
 
@@ -198,10 +198,9 @@ def _build_held(
         progress.say(f"unchanged: {earlier.artifact.statement.artifact} is already in {manifest.channel}")
         return _unchanged(earlier, manifest.channel)
 
-    def on_wait() -> None:
-        progress.say(f"waiting: another build holds {plan.root}")
-
-    with build_root(Path(plan.root), on_wait) as root:
+    if store is not None and request.publishes:
+        rehearse(store, plan.name, manifest.channel, now)
+    with build_root(Path(plan.root), lambda: progress.say(f"waiting: another build holds {plan.root}")) as root:
         shop = Shop(work, root, plan.python_path, progress, request.keeps_tuned, request.allows_noisy)
         run = _Build(request, manifest, plan, shop, store, now, fingerprints[0])
         # 2, 3
