@@ -87,28 +87,34 @@ def _reference(text: str) -> str:
     return text
 
 
+def _address(text: str) -> str:
+    if found := re.search(r"[\x00-\x1f\x7f]", text):
+        raise ValueError(f"a control character cannot be part of it: {found[0]!r}")
+    return text
+
+
 def _absolute(text: str) -> str:
     if not text.startswith("/") or posixpath.normpath(text) != text or text == "/":
         raise ValueError(f"not an absolute path without `..` and a slash at its end: `{text[:120]}`")
-    return text
+    return _address(text)
 
 
 def _store(text: str) -> str:
     if re.fullmatch(r"s3://[^/]+(/.*)?|file:///.+|/.+", text) is None:
         raise ValueError(f"not `s3://…`, `file:///…` or an absolute path: `{text[:120]}`")
-    return text
+    return _address(text)
 
 
 def _key(text: str) -> str:
     if re.fullmatch(r"(kms|file):.+", text) is None:
         raise ValueError(f"not `kms:…` or `file:…`: `{text[:120]}`")
-    return text
+    return _address(text)
 
 
 def _pattern(text: str) -> str:
     if not text or text.startswith("/"):
         raise ValueError("not a pattern relative to the manifest's folder")
-    return text
+    return _address(text)
 
 
 def _seconds(value: Json) -> float:
@@ -322,7 +328,9 @@ class Manifest(_Model):
     cache_root: Annotated[str, AfterValidator(_absolute)] = "/var/cache/cachepipe"
     store: Annotated[str, AfterValidator(_store)] | None = None
     channel: Name = "candidate"
-    python_path: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)] = (".",)
+    python_path: Annotated[tuple[Annotated[str, Field(min_length=1), AfterValidator(_address)], ...], Strict(False)] = (
+        ".",
+    )
     """Relative to the manifest's folder."""
     targets: Annotated[tuple[Target, ...], Strict(False), AfterValidator(_unique)]
     models: Annotated[tuple[AnyModel, ...], Strict(False), Field(min_length=1)]

@@ -142,6 +142,15 @@ def record_bytes(record: Any) -> bytes:
     return canonical_bytes(to_json(record))
 
 
+def escaped(tree: Json) -> Json:
+    """Returns the tree with a backslash escape for what no UTF-8 can say, as names of files and words of errors may hold."""
+    if isinstance(tree, dict):
+        return {escaped(key): escaped(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [escaped(value) for value in tree]
+    return tree.encode(errors="backslashreplace").decode() if isinstance(tree, str) else tree
+
+
 def read_record(cls: type[R], data: bytes, what: str, limit_bytes: int) -> R:
     """Returns the record of type `cls` in `data`.
 

@@ -29,7 +29,7 @@ from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.gates import GateLimits, latency_problems, refuse, speedup_of
 from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
-from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.manifest import Manifest, with_cache_root
 from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.statement import Statement
@@ -164,7 +164,7 @@ def _manifest(request: BuildRequest) -> Manifest:
         gates = manifest.gates.model_copy(update={"max_latency_ratio": request.max_latency_ratio})
         manifest = manifest.model_copy(update={"gates": gates})
     if request.cache_root is not None:
-        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": request.cache_root})
+        manifest = with_cache_root(manifest, request.cache_root)
     return manifest
 
 
