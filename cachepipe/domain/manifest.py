@@ -41,6 +41,7 @@ from cachepipe.domain.manifest_rules import (
     read_shape_buckets,
 )
 from cachepipe.domain.record import Json
+from cachepipe.domain.variables import NOT_COMPILED_IN, can_compile_in
 from cachepipe.errors import UsageError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -96,7 +97,9 @@ def _address(text: str) -> str:
 def _absolute(text: str) -> str:
     if not text.startswith("/") or posixpath.normpath(text) != text or text == "/":
         raise ValueError(f"not an absolute path without `..` and a slash at its end: `{text[:120]}`")
-    return _address(text)
+    if not can_compile_in(_address(text)):
+        raise ValueError(f"{NOT_COMPILED_IN}: `{text[:120]}`")
+    return text
 
 
 def _store(text: str) -> str:
@@ -114,7 +117,7 @@ def _key(text: str) -> str:
 def _pattern(text: str) -> str:
     if not text or text.startswith("/"):
         raise ValueError("not a pattern relative to the manifest's folder")
-    return _address(text)
+    return text
 
 
 def _seconds(value: Json) -> float:
@@ -328,9 +331,7 @@ class Manifest(_Model):
     cache_root: Annotated[str, AfterValidator(_absolute)] = "/var/cache/cachepipe"
     store: Annotated[str, AfterValidator(_store)] | None = None
     channel: Name = "candidate"
-    python_path: Annotated[tuple[Annotated[str, Field(min_length=1), AfterValidator(_address)], ...], Strict(False)] = (
-        ".",
-    )
+    python_path: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)] = (".",)
     """Relative to the manifest's folder."""
     targets: Annotated[tuple[Target, ...], Strict(False), AfterValidator(_unique)]
     models: Annotated[tuple[AnyModel, ...], Strict(False), Field(min_length=1)]
