@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from cachepipe.adapters.lease import Lease
 from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain.limits import MIB
+from cachepipe.domain.variables import can_compile_in
 from cachepipe.errors import DeadlineError, IntegrityError, NoRoomError, UnsafePathError
 
 DEFAULT_CACHE_ROOT = "/var/cache/cachepipe"
@@ -168,14 +169,14 @@ def check_usable(folder: str, need: Need) -> None:
 
 
 def scratch_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns our folder in each place that may serve when the final folder cannot, best first."""
+    """Returns our folder in each place that may serve when the final folder cannot, best first; torch can compile in all."""
     own = f"cachepipe-{os.geteuid()}"
     found = []
     if environment.get("XDG_CACHE_HOME", "").startswith("/"):
         found.append(os.path.join(environment["XDG_CACHE_HOME"], "cachepipe"))
     if environment.get("TMPDIR", "").startswith("/"):
         found.append(os.path.join(environment["TMPDIR"], own))
-    return tuple(dict.fromkeys([*found, f"/tmp/{own}", f"/dev/shm/{own}"]))
+    return tuple(dict.fromkeys([*filter(can_compile_in, found), f"/tmp/{own}", f"/dev/shm/{own}"]))
 
 
 def is_on_network(folder: str) -> bool:

@@ -1,6 +1,6 @@
 """Renders one self-contained HTML page: style, script and data in one file, and a policy that lets nothing leave it.
 
-The template escapes every value; the only text that is not escaped is our own style and script, whose digest stands in the
+The template escapes every value, after what is not printable was made visible; the only text that is not escaped is our own style and script, whose digest stands in the
 page's content security policy.
 """
 
@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
+
+from cachepipe.domain.printable import one_line
 
 
 def render_page(page: Mapping[str, Any]) -> str:
@@ -27,7 +29,7 @@ def render_page(page: Mapping[str, Any]) -> str:
         (folder / name).read_text(encoding="utf-8") for name in ("report.html.j2", "report.css", "report.js")
     )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown)
     rendered: str = environment.from_string(template).render(
         page=page,
         css=Markup(css),  # noqa: S704 - files of this package
@@ -35,3 +37,8 @@ def render_page(page: Mapping[str, Any]) -> str:
         script_hash=f"sha256-{digest}",
     )
     return rendered
+
+
+def _shown(value: object) -> object:
+    """Makes text of evidence visible; markup (our style, our script, what a macro gave) stays as it is."""
+    return one_line(value) if type(value) is str else value

@@ -80,7 +80,15 @@ class _Document:
             allowed.add(self.loader.resolve(yaml.ScalarNode, node.value, (True, False)))  # type: ignore[no-untyped-call]
         if node.tag not in allowed or not isinstance(node, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(problem=f"unknown tag `{node.tag}`", problem_mark=node.start_mark)
-        return self.loader.construct_object(node)
+        value = self.loader.construct_object(node)
+        if not isinstance(value, str):
+            return value
+        try:  # JSON writes what lies beyond 16 bits as two escapes, of which PyYAML makes two halves
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise yaml.MarkedYAMLError(
+                problem="half of a character is not text", problem_mark=node.start_mark
+            ) from error
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Json]:
         tree: dict[str, Json] = {}
@@ -91,7 +99,7 @@ class _Document:
                 merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 continue
             key = self.read(key_node, (*place, "?", line))
-            where = (*place, key if isinstance(key, str) else str(key_node.value))
+            where = (*place, key if isinstance(key, str) else _written(key_node))
             if not isinstance(key, str):
                 self._problem(where, line, "the name is not text (quote it)")
             elif key in tree:
@@ -175,6 +183,11 @@ def _line(lines: dict[Place, int], place: Place) -> int:
     while place not in lines and place:
         place = place[:-1]
     return lines.get(place, 1)
+
+
+def _written(key: yaml.Node) -> str:
+    """Returns a key as the file has it, as far as it is one word."""
+    return str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
 
 
 def _field(place: Place) -> str:

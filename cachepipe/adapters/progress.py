@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
+from cachepipe.domain.printable import printable
 from cachepipe.errors import Interrupted
 
 INTERVAL_S = 10.0
@@ -59,7 +60,7 @@ class _State:
             return False
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             return False
-        self.shape_bucket = str(event.get("shape_bucket", ""))
+        self.shape_bucket = printable(str(event.get("shape_bucket", "")))
         if event["event"] == "bucket_done":
             self.done += 1
         return True
@@ -98,7 +99,7 @@ class Lines:
         self._last = float("-inf")
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{printable(text)}\n")
         self._stream.flush()
 
     @contextmanager
@@ -129,7 +130,7 @@ class _Bars:
         self._console = Console(file=stream, highlight=False)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
     @contextmanager
     def step(self, entry: str, step: str, shape_buckets: int, estimate_s: float) -> Iterator[StepProgress]:
@@ -146,7 +147,7 @@ class _Bars:
         )
         begin, state = time.monotonic(), _State(shape_buckets)
         with RichProgress(*columns, console=self._console, transient=True) as bars:
-            task = bars.add_task(entry, total=max(shape_buckets, 1), step=step, shape_bucket="")
+            task = bars.add_task(printable(entry), total=max(shape_buckets, 1), step=step, shape_bucket="")
 
             class Step:
                 def line(self, text: str) -> None:

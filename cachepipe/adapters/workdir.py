@@ -32,11 +32,11 @@ from pathlib import Path
 from cachepipe.adapters.cachetree import list_tree
 from cachepipe.adapters.folders import lock_file, require_room, usable
 from cachepipe.domain.evidence import EntryEvidence
-from cachepipe.domain.limits import LIMITS, MIB
+from cachepipe.domain.evidence_reader import EVIDENCE_BYTES
+from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import canonical_bytes, digest_parts, read_record, record_bytes, sha256
 from cachepipe.errors import IntegrityError, UnsafePathError
 
-EVIDENCE_BYTES = 256 * MIB
 FORMAT = 1
 _COMPILER = re.compile(r"(.*-)?(c\+\+|g\+\+|gcc|cc|cpp|clang|clang\+\+|icx|icpx|nvcc|ptxas)(-[0-9.]+)?")
 _IN_USE = b"building\n"
@@ -225,9 +225,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_evidence(folder: Path, evidence: EntryEvidence) -> Path:
-    """Writes one evidence file of `--report DIR` and returns its path."""
+    """Writes one evidence file of `--report DIR` and returns its path; the targets of one manifest have files of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{evidence.entry.replace('/', '_')}.{evidence.step}.json"
+    parts = (evidence.entry.replace("/", "_"), evidence.device, evidence.step, "json")
+    path = folder / ".".join(filter(None, parts))
     write_whole(path, record_bytes(evidence))
     return path
 

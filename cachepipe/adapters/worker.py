@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
 from cachepipe.domain.engine import AOT, LAYER, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work  # noqa: E402
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, words_of  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
-from cachepipe.domain.record import read_record, record_bytes  # noqa: E402
+from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
 from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
@@ -254,11 +254,10 @@ class Session:
         work = work + self.processes.work
         work = work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
         breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
-        torch = sys.modules.get("torch")
         return EntryEvidence(
             entry=self.spec.id,
             step=self.job.step,
-            torch_version=str(torch.__version__) if torch else "",
+            torch_version=str(getattr(sys.modules.get("torch"), "__version__", "")),
             shape_buckets=tuple(self.results.values()),
             lookups=tuple(recorder.lookups) if recorder else (),
             work=work,
@@ -269,11 +268,12 @@ class Session:
             settings=self.settings,
             graph_breaks=tuple(breaks),
             components=self.components(),
-            error="" if error is None else f"{type(error).__name__}: {error}"[:4000],
+            error="" if error is None else words_of(error)[:4000],
             error_kind="" if error is None else type(error).__name__,
             traceback="" if error is None else "".join(traceback.format_exception(error))[-16000:],
             file_sizes=kind_sizes(self.job.root),
             outside_files=self.outside.found(),
+            device=self.spec.device,
             **(recorder.evidence() if recorder else {}),
         )
 
@@ -342,7 +342,7 @@ def run(job: Job) -> EntryEvidence:
                 session.serve(function, model)
         if job.bundle:
             save_bundle(Path(job.bundle))
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         # the boundary of the child: whatever the user's code raises becomes evidence for the builder
         return session.evidence(error)
     return session.evidence()
@@ -375,7 +375,7 @@ def folder_files(root: str) -> set[str]:
 
 def write_evidence(job: Job, evidence: EntryEvidence) -> None:
     temporary = f"{job.result}.tmp"
-    Path(temporary).write_bytes(record_bytes(evidence))
+    Path(temporary).write_bytes(canonical_bytes(escaped(to_json(evidence))))
     os.replace(temporary, job.result)
 
 

@@ -19,8 +19,10 @@ from cachepipe.cli.options import (
     cache_root_option,
     finite,
     json_option,
+    made_around,
     manifest_argument,
     option,
+    report_option,
     store_option,
     trust_choice,
     trust_options,
@@ -56,8 +58,14 @@ Exits with 18 if a gate refuses, after the table."""
 )
 @option("--files", "checks_files", is_flag=True, help="Compare the SHA-256 of every restored file.")
 @option("--explain", "explains", is_flag=True, help="Name the components of the key beside each cause of a miss.")
-@option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
-@option("--junit", type=NEW_FILE, metavar="FILE", help="Write the verdicts as JUnit XML, one case per shape bucket.")
+@report_option
+@option(
+    "--junit",
+    type=NEW_FILE,
+    callback=made_around,
+    metavar="FILE",
+    help="Write the verdicts as JUnit XML, one case per shape bucket.",
+)
 @option("--work", type=FOLDER, metavar="DIR", help="Work folder. [default: .cachepipe/<release> beside the manifest]")
 @trust_options
 @json_option

@@ -46,6 +46,29 @@ def finite(_context: click.Context, _parameter: click.Parameter, number: float |
     return number
 
 
+def made(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Makes the folder in which results are left: that it cannot be is said before a build of hours, not after it."""
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{path}: not writable")
+    return path
+
+
+def made_around(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """As `made`, for the folder of a file; what is there (a device, a pipe) needs none of ours."""
+    if path is not None and not os.path.lexists(path):
+        made(context, parameter, path.parent)
+    return path
+
+
+report_option = option(
+    "--report", type=FOLDER, callback=made, metavar="DIR", help="Leave evidence files there, for `cachepipe report`."
+)
 manifest_argument = click.argument("manifest", type=FILE, metavar="MANIFEST")
 store_argument = click.argument("store", envvar="CACHEPIPE_STORE", required=False, metavar="[STORE]")
 store_option = option(

@@ -5,7 +5,6 @@ Nothing that a terminal obeys leaves here: what is printed quotes manifests, sto
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -13,20 +12,20 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from cachepipe.cli.stdout import PLAIN
-from cachepipe.domain.record import Json, to_json
-from cachepipe.domain.text import printable, printable_json
+from cachepipe.domain.printable import one_line, printable, printable_json
+from cachepipe.domain.record import Json, finite, to_json
 
 PIPE_WIDTH = 200
 """Columns of a table that no terminal bounds: wide enough that `grep` sees whole rows."""
 NARROW = 72
-"""Columns below which a table that does not fit is printed cell by cell."""
+MIN_COLUMN = 12
+"""Columns of a terminal, and of each field, below which a table that does not fit is printed cell by cell."""
 _INDENT = "    "
 
 
 def print_json(document: Json) -> None:
-    """Prints one JSON document, sorted and indented, on stdout."""
-    text = json.dumps(to_json(document), indent=2, sort_keys=True, ensure_ascii=not _takes_unicode())
-    _write(f"{printable_json(text)}\n")
+    """Prints one JSON document, sorted and indented, on stdout; a number that JSON does not have is null."""
+    _write(f"{printable_json(finite(to_json(document)), is_ascii=not _takes_unicode())}\n")
 
 
 def print_raw(text: str) -> None:
@@ -63,14 +62,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     cells = [[_plain(printable(_cell(value))) for value in row] for row in rows]
     width = terminal_width()
     natural = sum(max(map(len, column)) + 1 for column in zip(names, *cells, strict=True))
-    if width is not None and width < min(NARROW, natural):
+    if width is not None and width < natural and width < max(NARROW, MIN_COLUMN * len(names)):
         _print_stacked(title, names, cells)
     else:
-        _print_grid(_plain(printable(title)), columns, cells, width)
+        _print_grid("\n".join(_plain(printable(line)) for line in title.split("\n")), columns, cells, width)
 
 
 def _print_stacked(title: str, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    print_lines([title] if title else [])
+    print_lines(title.split("\n") if title else [])
     for row in cells:
         shown = [f"{name}: {cell}" for name, cell in zip(names, row, strict=True) if cell]
         print_lines([f"- {shown[0]}", *(f"  {text}" for text in shown[1:])] if shown else [])
@@ -129,4 +128,4 @@ def _write(text: str) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else one_line(str(value))

@@ -18,6 +18,7 @@ from cachepipe.cli.options import (
     json_option,
     manifest_argument,
     option,
+    report_option,
     statement_key_option,
     store_option,
     trust_choice,
@@ -102,7 +103,7 @@ A run that was stopped goes on where it was: finished steps stay in the work fol
 @cache_root_option
 @option("--no-publish", is_flag=True, help="Stop after the gates; the staged store stays in the work folder.")
 @option("--fresh", "is_fresh", is_flag=True, help="Build everything anew.")
-@option("--report", type=FOLDER, metavar="DIR", help="Leave evidence files there, for `cachepipe report`.")
+@report_option
 @option("--allow-noisy", "allows_noisy", is_flag=True, help="Tune although the GPU is shared, throttled or unsteady.")
 @option(
     "--max-latency-ratio",

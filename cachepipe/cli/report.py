@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from cachepipe.adapters.workdir import write_whole
+from cachepipe.cli.boundary import error_object, print_error
 from cachepipe.cli.options import NEW_FILE, json_option, option, trust_choice, trust_options
-from cachepipe.cli.output import print_json, print_lines, print_table, say
+from cachepipe.cli.output import print_json, print_line, print_lines, print_table, say
+from cachepipe.domain.printable import one_line
 from cachepipe.domain.record import to_json
-from cachepipe.errors import UsageError
+from cachepipe.errors import CachepipeError, UsageError, VerificationError
 from cachepipe.workflows import report as reports
 from cachepipe.workflows.explaining import explain_files
 from cachepipe.workflows.report_compare import Comparison, compare
@@ -23,7 +26,11 @@ Examples:
   cachepipe report evidence
   cachepipe report evidence --html report.html --junit gates.xml
   cachepipe report evidence --markdown "$GITHUB_STEP_SUMMARY"
-  cachepipe report evidence --against evidence-of-last-release --json"""
+  cachepipe report evidence --against evidence-of-last-release --json
+
+Exits with 18 unless the evidence shows that every entry started warm, after the tables."""
+MAX_ERRORS = 50
+"""Reasons that stderr lists; the tables and the JSON document have all."""
 EVIDENCE = click.Path(path_type=Path)
 
 
@@ -41,10 +48,10 @@ def report_command(
     markdown: Path | None,
     against: Path | None,
     is_json: bool,
-) -> None:
+) -> int:
     """Shows evidence files, or all in folders, that `build --report` or `verify --report` left."""
-    found = reports.report(evidence)
-    other = reports.report([against]) if against is not None else None
+    found = reports.report(evidence, say)
+    other = reports.report([against], say) if against is not None else None
     if html is not None:
         from cachepipe.adapters.html_page import render_page
         from cachepipe.workflows.report_page import report_page
@@ -54,19 +61,38 @@ def report_command(
         _write(junit, report_junit(found))
     if markdown is not None:
         _append(markdown, report_markdown(found, other))
+    refusal = _refusal(found)
     if is_json:
         document = reports.report_json(found)
+        document.update({} if refusal is None else {"error": error_object(refusal)})
         print_json({**document, "against": to_json(compare(other, found))} if other is not None else document)
-        return
-    print_report(found)
-    if other is not None:
-        _print_comparison(compare(other, found))
+    else:
+        print_report(found)
+        if other is not None:
+            _print_comparison(compare(other, found))
+    if refusal is None:
+        return 0
+    print_error(refusal)
+    return refusal.exit_code
+
+
+def _refusal(found: reports.Report) -> VerificationError | None:
+    """Returns why the evidence does not show a warm start; told after everything that was asked for is written."""
+    if found.verdict.is_ok:
+        return None
+    lines = list(dict.fromkeys(map(str, found.verdict.faults)))
+    more = [f"and {len(lines) - MAX_ERRORS} more"] if len(lines) > MAX_ERRORS else []
+    error = VerificationError([*map(one_line, lines[:MAX_ERRORS]), *more])
+    error.hint = "`cachepipe explain` with the same files names the cause of each miss"
+    if not found.verdict.is_proved:
+        error.hint = "`verify --report` restores the release and leaves the evidence that is missing"
+    return error
 
 
 def print_report(found: reports.Report) -> None:
     """Prints the tables of a report on stdout."""
     print_table("shape buckets", reports.BUCKET_COLUMNS, reports.bucket_cells(found))
-    click.echo(f"{reports.BAR_LEGEND}\n")
+    print_lines([reports.BAR_LEGEND, ""])
     print_table("processes", reports.STEP_COLUMNS, reports.step_cells(found))
     details = found.details
     if details.tuned:
@@ -79,13 +105,12 @@ def print_report(found: reports.Report) -> None:
         rows_of_sizes = [(kind, one.files, one.size_bytes) for kind, one in sorted(details.sizes.items())]
         print_table("\nrestored files", ("kind", ">files", ">bytes"), rows_of_sizes)
     if found.misses:
-        click.echo("\nmisses")
-    print_lines(found.misses)
+        print_lines(["", "misses", *map(one_line, found.misses)])
     for row in details.explained:
         one = row.explanation
-        print_lines([f"  {row.entry} · {one.shape_bucket or 'all'}: {one.cause}", f"    fix: {one.fix}"])
+        print_lines([f"  {row.entry} · {one.shape_bucket or 'all'}: {one_line(one.cause)}", f"    fix: {one.fix}"])
     print_lines(f"not covered: {row.file.path} ({row.file.owner})" for row in details.outside)
-    print_lines(f"refused: {text}" for text in found.violations)
+    print_line(f"verdict: {found.verdict.words}")
 
 
 def _print_comparison(found: Comparison) -> None:
@@ -101,16 +126,16 @@ def _print_comparison(found: Comparison) -> None:
         for row in found.shape_buckets
     ]
     print_table("\nagainst", ("entry", "shape bucket", ">before s", ">now s", ">change", "verdict"), rows)
-    click.echo(f"restored bytes: {found.size_before} → {found.size_now}")
+    print_line(f"restored bytes: {found.size_before} → {found.size_now}")
     print_lines(f"misses now: {text}" for text in found.new_misses)
     print_lines(f"mended: {text}" for text in found.mended_misses)
 
 
 def write_junit(path: Path, evidence: Sequence[Path]) -> None:
-    """Writes the verdicts of a run; a run that left no evidence (its worker died) leaves no file but a line on stderr."""
+    """Writes the verdicts of a run; a run without whole evidence (its worker died) leaves no file but a line on stderr."""
     try:
         _write(path, report_junit(reports.report(evidence)))
-    except UsageError as error:
+    except CachepipeError as error:
         say(f"warning: {path} is not written: {error}")
 
 
@@ -148,7 +173,12 @@ Examples:
 @json_option
 def explain_command(evidence: tuple[Path, ...], store: str | None, ref: str | None, is_json: bool) -> None:
     """Says of every miss why it was one and how to mend it, from evidence files or a service's file of events."""
-    answers = explain_files(evidence, store, ref, trust_choice())
+    source = click.get_current_context().get_parameter_source("store")
+    if (
+        store is not None and ref is None and source is ParameterSource.COMMANDLINE
+    ):  # CACHEPIPE_STORE is for all commands
+        raise UsageError("`--store` without an artifact", hint="name it as well: `--ref NAME@CHANNEL`")
+    answers = explain_files(evidence, store, ref, trust_choice(), say)
     if is_json:
         print_json({"processes": [to_json(answer) for answer in answers]})
         return

@@ -198,6 +198,15 @@ class BucketEvidence:
     """What makes this shape bucket unusable, in words: no graph, ran eager, recompile limit, bypass …"""
 
 
+def words_of(error: BaseException) -> str:
+    """Returns the kind and the words of an error, of a class of the user's too, whose `__str__` may itself fail."""
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - the user's code, and its error is told all the same
+        words = "its words cannot be read"
+    return f"{type(error).__name__}: {words}"
+
+
 @dataclass(frozen=True)
 class EntryEvidence:
     """One process that called one entry."""
@@ -239,6 +248,8 @@ class EntryEvidence:
     """Private names that this torch lacks: work behind them is not counted."""
     dropped: int = 0
     """Events beyond what is kept in memory."""
+    device: str = ""
+    """`cuda` or `cpu`: one builder may match both targets of a manifest. Empty in evidence that a service gave."""
 
 
 def layer_counts(evidence: EntryEvidence) -> dict[str, dict[str, int]]:

@@ -41,6 +41,7 @@ from cachepipe.domain.manifest_rules import (
     read_shape_buckets,
 )
 from cachepipe.domain.record import Json
+from cachepipe.domain.variables import NOT_COMPILED_IN, can_compile_in
 from cachepipe.errors import UsageError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -87,22 +88,30 @@ def _reference(text: str) -> str:
     return text
 
 
+def _address(text: str) -> str:
+    if found := re.search(r"[\x00-\x1f\x7f]", text):
+        raise ValueError(f"a control character cannot be part of it: {found[0]!r}")
+    return text
+
+
 def _absolute(text: str) -> str:
     if not text.startswith("/") or posixpath.normpath(text) != text or text == "/":
         raise ValueError(f"not an absolute path without `..` and a slash at its end: `{text[:120]}`")
+    if not can_compile_in(_address(text)):
+        raise ValueError(f"{NOT_COMPILED_IN}: `{text[:120]}`")
     return text
 
 
 def _store(text: str) -> str:
     if re.fullmatch(r"s3://[^/]+(/.*)?|file:///.+|/.+", text) is None:
         raise ValueError(f"not `s3://…`, `file:///…` or an absolute path: `{text[:120]}`")
-    return text
+    return _address(text)
 
 
 def _key(text: str) -> str:
     if re.fullmatch(r"(kms|file):.+", text) is None:
         raise ValueError(f"not `kms:…` or `file:…`: `{text[:120]}`")
-    return text
+    return _address(text)
 
 
 def _pattern(text: str) -> str:

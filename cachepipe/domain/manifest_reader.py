@@ -89,6 +89,8 @@ def _message(detail: ErrorDetails) -> str:
             return "a model has `factory` or `command`, not both"
         return f"unknown field{nearest(str(place[-1]), _FIELDS[owner].model_fields)}"
     if place == ("version",) and kind == "literal_error":
-        return f"unknown version `{detail['input']}`: this release reads version 1"
+        given = detail["input"]
+        as_text = " as text" if isinstance(given, str) else ""
+        return f"unknown version `{str(given)[:80]}`{as_text}: this release reads version 1"
     text = _WORDS.get(kind) or detail["msg"].removeprefix("Value error, ")
     return text[:1].lower() + text[1:]

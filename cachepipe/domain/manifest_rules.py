@@ -117,8 +117,10 @@ def _value_problems(leaf: Mapping[str, Any], dtype: str | None, place: Place) ->
     given = {name: value for name, value in (("fill", fill), ("low", low), ("high", high)) if value is not None}
     kinds = {"bool": (bool,)}.get(dtype or "", (int,) if dtype in INTEGER else (int, float))
     for name, value in given.items():
-        if type(value) not in kinds or plain_problems(value):
-            return [Problem((*place, name), f"not a value of a {dtype or 'floating'} tensor: `{value}`")]
+        is_beyond = dtype in INTEGER and not _is_held(value - (name == "high"), dtype) if type(value) is int else False
+        if type(value) not in kinds or plain_problems(value) or is_beyond:
+            text = f"not a value of a {dtype or 'floating'} tensor: `{str(value)[:80]}`"
+            return [Problem((*place, name), text)]
     if fill is not None:
         return [Problem((*place, "fill"), "`fill` excludes `low` and `high`")] if len(given) > 1 else []
     if dtype == "bool":
@@ -132,6 +134,13 @@ def _value_problems(leaf: Mapping[str, Any], dtype: str | None, place: Place) ->
     if low is not None and high is not None and low >= high:
         return [Problem((*place, "high"), f"`high` is not above `low`: {high} <= {low}")]
     return []
+
+
+def _is_held(value: int, dtype: str) -> bool:
+    """Tells whether an integer dtype, whose name says its bits, holds a value."""
+    bits = int(dtype.lstrip("uint"))
+    low = 0 if dtype.startswith("u") else -(1 << bits - 1)
+    return low <= value < low + (1 << bits)
 
 
 def symbols(inputs: Json) -> dict[str, Place]:
@@ -185,9 +194,11 @@ def _sizes(row: Json, problems: list[Problem], place: Place) -> dict[str, list[i
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not SYMBOL.fullmatch(name):
             problems.append(Problem((*place, name), "not the name of a dimension"))
-        for size in values or [None]:
+        if not values:
+            problems.append(Problem((*place, name), "a list of sizes without a size"))
+        for size in values:
             if type(size) is not int or not 1 <= size <= MAX_INT:
-                problems.append(Problem((*place, name), f"not a size (an integer above 0): `{size}`"))
+                problems.append(Problem((*place, name), f"not a size (an integer above 0): `{str(size)[:80]}`"))
         sizes[name] = [size for size in values if type(size) is int]
     return sizes
 

@@ -1,7 +1,7 @@
 """One bounded, strict reader and writer for everything that a restore parses.
 
 A record is a frozen dataclass. Its JSON form is an object with exactly the dataclass's fields: an unknown, missing
-or twice-given field, a number out of range, a NaN, a wrong type or a text that is not UTF-8 is an
+or twice-given field, a number out of range, a NaN or an infinity, a wrong type or a text that is not UTF-8 is an
 `IntegrityError` that names the place. Fields with a default may be absent.
 
 Supported field types: str, int, float, bool, None, `X | None`, `tuple[X, ...]`, `Mapping[str, X]`,
@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -71,14 +72,18 @@ def parse_json(data: bytes, what: str, limit_bytes: int) -> Json:
         limit_bytes: longer texts are refused unread.
 
     Raises:
-        IntegrityError: too long, not UTF-8, not JSON, a key given twice, NaN, an integer beyond 2**53, nested beyond the parser's stack,
+        IntegrityError: too long, not UTF-8, not JSON, a key given twice, NaN, a number beyond every float, an integer beyond 2**53, nested beyond the parser's stack,
             half of a surrogate pair, which no UTF-8 can say.
     """
     if len(data) > limit_bytes:
         raise IntegrityError(what, "too long", wanted=f"<= {limit_bytes} bytes", found=len(data))
     try:
         tree = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_bounded_int
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite_float,
+            parse_int=_bounded_int,
         )
         if b"\\u" in data:
             json.dumps(tree, ensure_ascii=False).encode()
@@ -105,6 +110,22 @@ def _bounded_int(text: str) -> int:
     return value
 
 
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # `1e999` is well-formed
+        raise ValueError(f"{text[:64]} is not a number")
+    return value
+
+
+def finite(tree: Json) -> Json:
+    """Returns the tree with null for every NaN and infinity: JSON has neither, and a reader of ours refuses both."""
+    if isinstance(tree, dict):
+        return {key: finite(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
 def to_json(record: Any) -> Json:
     """Returns the JSON tree of a record."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
@@ -119,6 +140,15 @@ def to_json(record: Any) -> Json:
 def record_bytes(record: Any) -> bytes:
     """Returns the canonical bytes of a record."""
     return canonical_bytes(to_json(record))
+
+
+def escaped(tree: Json) -> Json:
+    """Returns the tree with a backslash escape for what no UTF-8 can say, as names of files and words of errors may hold."""
+    if isinstance(tree, dict):
+        return {escaped(key): escaped(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [escaped(value) for value in tree]
+    return tree.encode(errors="backslashreplace").decode() if isinstance(tree, str) else tree
 
 
 def read_record(cls: type[R], data: bytes, what: str, limit_bytes: int) -> R:

@@ -31,6 +31,17 @@ triton/backends/nvidia/compiler.py (`get_ptxas_version`) 3.6.0.
 """
 
 
+NOT_COMPILED_IN = "torch's compiler command cannot name a path with a space, a quote or a backslash"
+
+
+def can_compile_in(folder: str) -> bool:
+    """Tells whether torch can compile native code in a cache folder: it joins the compiler's command line without quotes.
+
+    Source: torch/_inductor/cpp_builder.py (`get_command_line`, `_run_compile_cmd`: `shlex.split`) 2.13.0.
+    """
+    return not set(folder) & set(" \t\r\n'\"\\")
+
+
 def pinned_variables(device: str) -> dict[str, str]:
     """Returns what a statement tells services to set beside the cache folders; values may hold `TORCH`."""
     return {**{name: str(value) for name, value in KEYED.items()}, **_TOOLS.get(device, {})}

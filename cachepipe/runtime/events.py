@@ -15,6 +15,8 @@ import sys
 from datetime import datetime, timezone
 from typing import Any
 
+from cachepipe.domain.printable import printable
+
 VARIABLE = "CACHEPIPE_EVENTS"
 MAX_FILE_BYTES = 64 << 20
 """Beyond it nothing is appended: a service that compiles for ever must not fill a disk."""
@@ -38,7 +40,7 @@ def note(event: str, **facts: Any) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "time": now, "pid": os.getpid(), **facts}
     try:
-        data = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        data = _line(row)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
             if os.fstat(fd).st_size < MAX_FILE_BYTES:
@@ -50,6 +52,16 @@ def note(event: str, **facts: Any) -> None:
         _print(f"cachepipe events problem={_quote(f'{path}: {error}')}\n")
 
 
+def _line(row: dict[str, Any]) -> bytes:
+    """Returns the event as one JSON line; a number that JSON does not have is null."""
+    try:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        tree = json.loads(json.dumps(row, default=str), parse_constant=lambda _word: None)
+        text = json.dumps(tree, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="replace") + b"\n"
+
+
 def _print(line: str) -> None:
     try:
         sys.stderr.write(line)
@@ -59,6 +71,7 @@ def _print(line: str) -> None:
 
 
 def _quote(value: str) -> str:
-    if value and not any(character in value for character in ' "=\n\r\t\\'):
+    """Returns a logfmt value; what a terminal would obey is escaped, since models and callers choose some of it."""
+    if value and value.isprintable() and not any(character in value for character in ' "=\\'):
         return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r") + '"'
+    return '"' + printable(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,21 +26,34 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+_REGISTERED: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
+_LOCK = threading.Lock()
 OUTCOMES = ("hit", "miss", "bypass")
 
 
 def register_metrics(registry: CollectorRegistry | None = None) -> None:
     """Adds cachepipe's metrics to a registry: prometheus_client's own, or the given one; attaches if nothing has.
 
+    A registry that has them already keeps them: a service and a library in it may both ask.
+
     Raises:
-        UsageError: prometheus_client is not installed.
+        UsageError: prometheus_client is not installed, or the registry holds other metrics of these names.
     """
     try:
         from prometheus_client import REGISTRY
     except ImportError as error:
         raise UsageError("prometheus_client is not installed", hint="pip install 'cachepipe[prometheus]'") from error
     attaching.attach()
-    (registry or REGISTRY).register(_Collector())
+    chosen = REGISTRY if registry is None else registry
+    with _LOCK:
+        if chosen in _REGISTERED:
+            return
+        try:
+            chosen.register(_Collector())
+        except ValueError as error:
+            hint = "register another registry's metrics once, by cachepipe alone"
+            raise UsageError(f"the registry cannot take cachepipe's metrics: {error}", hint=hint) from error
+        _REGISTERED.add(chosen)
 
 
 class _Collector:

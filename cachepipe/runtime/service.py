@@ -43,6 +43,9 @@ class Entry:
         self.name = name
         self.record = record
 
+    def __repr__(self) -> str:
+        return f"<cachepipe entry {self.spec.id if self.spec else f'{self.name} (cold)'}>"
+
     @property
     def spec(self) -> EntrySpec | None:
         return self.record.spec if self.record else None
@@ -165,13 +168,12 @@ def or_eager(compiled: Callable[..., Any], eager: Callable[..., Any], name: str)
 def entry(name: str, *, dtype: str | None = None, mode: str | None = None) -> Entry:
     """Returns the entry of a model from the restored artifact, or a cold one that only compiles.
 
+    A name that no restored artifact has, or that fits several entries, is a cold entry and one line on stderr, because a
+    release that was built without it, or with one more dtype or mode of it, must not take the service down.
+
     Args:
         name: the model's name in the manifest.
         dtype, mode: needed where the artifact holds several of one model.
-
-    Raises:
-        UsageError: several entries fit. A name that no restored artifact has is a cold entry and one line on stderr,
-            because a release that was built without it must not take the service down.
     """
     found = [
         record
@@ -180,11 +182,14 @@ def entry(name: str, *, dtype: str | None = None, mode: str | None = None) -> En
         if record.spec.model == name and dtype in (None, record.spec.dtype) and mode in (None, record.spec.mode)
     ]
     if len(found) > 1:
-        raise UsageError(f"several entries fit `{name}`, name dtype and mode: " + ", ".join(r.spec.id for r in found))
-    if not found and os.environ.get("CACHEPIPE_ROOT"):
+        fitting = ",".join(sorted(record.spec.id for record in found))
+        attaching.say("entry", problem=f"several entries fit `{name}`: name dtype and mode", entries=fitting)
+    elif not found and os.environ.get("CACHEPIPE_ROOT"):
         known = sorted({record.spec.id for statement in statements() for record in statement.entries})
-        attaching.say("entry", problem=f"`{name}` is not in the restored artifact", entries=",".join(known))
-    return Entry(name, found[0] if found else None)
+        wish = " ".join(f"{key}={value}" for key, value in (("dtype", dtype), ("mode", mode)) if value is not None)
+        problem = f"`{name}`{f' with {wish}' if wish else ''} is not in the restored artifact"
+        attaching.say("entry", problem=problem, entries=",".join(known))
+    return Entry(name, found[0] if len(found) == 1 else None)
 
 
 def statements() -> tuple[Statement, ...]:

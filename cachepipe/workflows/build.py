@@ -1,6 +1,6 @@
 """Builds a release: from a manifest to an artifact that is proved and published. One artifact per target.
 
-1 plan      expand the manifest, hold the folder at which services restore, find what is carried over
+1 plan      expand the manifest, find what is carried over, rehearse publishing, hold the folder at which services restore
 2 tune      (entry_steps) compile and call every shape bucket
 3 settle    (entry_steps) compile again from tuning records until nothing is tuned; drop what a start does not open
 4 merge     (assemble) the trees of all entries become one
@@ -29,7 +29,7 @@ from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.gates import GateLimits, latency_problems, refuse, speedup_of
 from cachepipe.domain.lock import FORMAT, Lock, lock_bytes
-from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.manifest import Manifest, with_cache_root
 from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.statement import Statement
@@ -50,7 +50,7 @@ from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
 from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release, release_fingerprint
 from cachepipe.workflows.prove import RestoreSource, judge_proofs, prove_engines
-from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish
+from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish, rehearse
 from cachepipe.workflows.stage import open_stage
 from cachepipe.workflows.targets import matching_devices
 
@@ -164,7 +164,7 @@ def _manifest(request: BuildRequest) -> Manifest:
         gates = manifest.gates.model_copy(update={"max_latency_ratio": request.max_latency_ratio})
         manifest = manifest.model_copy(update={"gates": gates})
     if request.cache_root is not None:
-        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": request.cache_root})
+        manifest = with_cache_root(manifest, request.cache_root)
     return manifest
 
 
@@ -198,10 +198,9 @@ def _build_held(
         progress.say(f"unchanged: {earlier.artifact.statement.artifact} is already in {manifest.channel}")
         return _unchanged(earlier, manifest.channel)
 
-    def on_wait() -> None:
-        progress.say(f"waiting: another build holds {plan.root}")
-
-    with build_root(Path(plan.root), on_wait) as root:
+    if store is not None and request.publishes:
+        rehearse(store, plan.name, manifest.channel, now)
+    with build_root(Path(plan.root), lambda: progress.say(f"waiting: another build holds {plan.root}")) as root:
         shop = Shop(work, root, plan.python_path, progress, request.keeps_tuned, request.allows_noisy)
         run = _Build(request, manifest, plan, shop, store, now, fingerprints[0])
         # 2, 3

@@ -31,8 +31,8 @@ from cachepipe.domain.collect import (
 )
 from cachepipe.domain.layout import ARTIFACTS, INDEXES, PINS, tomb_key
 from cachepipe.domain.lock import Lock
+from cachepipe.domain.printable import printable
 from cachepipe.domain.record import canonical_bytes
-from cachepipe.domain.text import printable
 from cachepipe.errors import MissError, StoreError
 from cachepipe.failpoints import reached
 from cachepipe.workflows.fetch import check_format, index_as_it_is

@@ -113,7 +113,7 @@ def _conditions(store: Store, probes: bool) -> Check:
     try:
         if is_made and not is_made_again:
             return Check("store", "conditions", "write, and a second creation is refused")
-        advice = "two builders could overwrite each other: publish with `--single-writer`, or use another store"
+        advice = "two builders could overwrite each other: use a store with conditional writes (S3's `If-None-Match`)"
         return Check("store", "conditions", "a second creation of one object was not refused", FAIL, advice)
     finally:
         store.delete(key)

@@ -7,23 +7,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cachepipe.adapters.given_file import is_folder, read_given
 from cachepipe.adapters.store import NO_CHOICE, TrustChoice, open_store
-from cachepipe.adapters.workdir import EVIDENCE_BYTES
 from cachepipe.domain.evidence import EntryEvidence, Explanation, Lookup, Work
+from cachepipe.domain.evidence_reader import EVIDENCE_BYTES, OUTCOMES, check_components
 from cachepipe.domain.explain import explain, explanation_lines
-from cachepipe.domain.record import Json, from_json
+from cachepipe.domain.record import Json, from_json, parse_json
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows.carry import read_explain
+from cachepipe.workflows.evidence_files import Say, read_files, silent
 from cachepipe.workflows.fetch import resolve_ref
-from cachepipe.workflows.report import read_all
 from cachepipe.workflows.report_details import BUILT_STEP, built_data
 
 SERVICE_STEP = "service"
+EVENTS_HINT = "name a service's file of events as it was written (CACHEPIPE_EVENTS), or evidence of `verify --report`"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ class Answer:
 
 
 def explain_files(
-    paths: Sequence[Path], store_url: str | None = None, ref: str | None = None, trust: TrustChoice = NO_CHOICE
+    paths: Sequence[Path],
+    store_url: str | None = None,
+    ref: str | None = None,
+    trust: TrustChoice = NO_CHOICE,
+    say: Say = silent,
 ) -> tuple[Answer, ...]:
     """Returns an answer for each process that was no builder's.
 
@@ -55,14 +60,19 @@ def explain_files(
         paths: evidence files, folders that hold some, or files of events (`CACHEPIPE_EVENTS`).
         store_url, ref: the artifact to compare with; None: the builder's evidence among the files.
         trust: under which the store is read.
+        say: gets a line for what is left out.
 
     Raises:
-        UsageError: a path that does not exist, or no evidence at all.
+        UsageError: a path that cannot be read, two files for one process, no evidence at all, or `ref` without a store.
         IntegrityError: a named file that is neither.
         MissError, StoreError: the artifact cannot be read.
     """
     # 1
-    evidences = [one for path in paths for one in (_events(path) if path.suffix == ".jsonl" else read_all(path))]
+    if ref is not None and store_url is None:
+        raise UsageError("`--ref` without a store", hint="name the store as well: `--store URL`, or CACHEPIPE_STORE")
+    events = [path for path in dict.fromkeys(paths) if not is_folder(path) and path.suffix == ".jsonl"]
+    evidences = [one for path in events for one in _events(path, say)]
+    evidences += read_files([path for path in paths if path not in events], say).evidences
     if not evidences:
         raise UsageError(
             "no evidence files: " + ", ".join(map(str, paths)), hint="name the folder of `verify --report`"
@@ -95,39 +105,62 @@ def _united(built: Mapping[str, Json]) -> Json:
     return whole if built else {}
 
 
-def _events(path: Path) -> list[EntryEvidence]:
-    """Returns the evidence in a service's file of events, one per process that became ready."""
-    try:
-        if path.stat().st_size > EVIDENCE_BYTES:
-            raise IntegrityError(str(path), "too long", wanted=f"<= {EVIDENCE_BYTES} bytes", found=path.stat().st_size)
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot be read: {path}: {error.strerror}") from error
-    found = []
+def _events(path: Path, say: Say) -> list[EntryEvidence]:
+    """Returns the evidence in a service's file of events, one per process that became ready.
+
+    A service that is killed leaves half a line, and the next one begins behind it: such lines cost themselves alone.
+    """
+    lines = [line for line in read_given(path, EVIDENCE_BYTES).split(b"\n") if line.strip()]
+    found, bad = [], []
     for number, line in enumerate(lines, 1):
+        where = f"{path}:{number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise IntegrityError(f"{path}:{number}", f"no JSON line ({error})") from error
+            row = parse_json(line, where, EVIDENCE_BYTES)
+        except IntegrityError as error:
+            bad.append(error)
+            continue
         if isinstance(row, dict) and row.get("event") == "evidence":
-            found.append(_service_evidence(row, f"{path}:{number}"))
+            found.append(_service_evidence(row, where))
+    if bad and len(bad) == len(lines):
+        bad[0].hint = EVENTS_HINT
+        raise bad[0]
+    if bad:
+        say(f"left out: {len(bad)} of {len(lines)} lines of {path}: cut or damaged, the first is {bad[0]}")
     return found
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """What `explain` reads of a service's event `evidence`, which holds more."""
+
+    lookups: tuple[Lookup, ...] = ()
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    components: Json = field(default_factory=dict)
+    entries: tuple[str, ...] = ()
+
+
 def _service_evidence(row: Mapping[str, Json], where: str) -> EntryEvidence:
-    names = row.get("entries") or ["service"]
-    settings, components = row.get("settings") or {}, row.get("components") or {}
+    try:
+        told = from_json(
+            _Evidence, {name: row[name] for name in _Evidence.__dataclass_fields__ if row.get(name)}, where
+        )
+        check_components(told.components, where)
+        if any(one.outcome not in OUTCOMES for one in told.lookups):
+            raise IntegrityError(where, "a lookup with an unknown outcome", wanted=" or ".join(OUTCOMES))
+    except IntegrityError as error:
+        error.hint = EVENTS_HINT
+        raise
     return EntryEvidence(
-        entry=", ".join(map(str, names)),
+        entry=", ".join(told.entries or ("service",)),
         step=SERVICE_STEP,
         torch_version="",
         shape_buckets=(),
-        lookups=tuple(from_json(Lookup, one, where) for one in row.get("lookups", [])),
+        lookups=told.lookups,
         work=Work(),
         tuned_kernels=(),
         import_s=0.0,
         build_s=0.0,
         ready_s=0.0,
-        settings={str(name): str(value) for name, value in settings.items()} if isinstance(settings, dict) else {},
-        components=components if isinstance(components, dict) else {},
+        settings={name: str(value) for name, value in told.settings.items()},
+        components=told.components,
     )

@@ -35,8 +35,8 @@ from cachepipe.domain.collect import (
 from cachepipe.domain.index import Index, IndexRow, parse_timestamp
 from cachepipe.domain.layout import ARTIFACTS, INDEXES, hint_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.printable import printable
 from cachepipe.domain.statement import Statement
-from cachepipe.domain.text import printable
 from cachepipe.errors import IntegrityError, MissError, TrustError
 from cachepipe.workflows.fetch import (
     check_format,

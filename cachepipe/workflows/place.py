@@ -18,6 +18,7 @@ from cachepipe.adapters import cachedir
 from cachepipe.adapters.lease import NAME as LEASE
 from cachepipe.adapters.lease import Lease, lock_file
 from cachepipe.domain import marker
+from cachepipe.domain.variables import NOT_COMPILED_IN, can_compile_in
 from cachepipe.errors import NoRoomError, UnsafePathError
 
 _OURS = frozenset({"engine", "inductor", "triton", ".cachepipe", LEASE})
@@ -91,6 +92,8 @@ def reserve(folder: str, need: cachedir.Need, deadline: float) -> Place:
     parent = os.path.dirname(folder)
     if not folder.isprintable():
         raise UnsafePathError(ascii(folder), "a name that is not printable UTF-8, which no marker can hold")
+    if not can_compile_in(folder):
+        raise UnsafePathError(folder, NOT_COMPILED_IN)
     if not os.path.isdir(parent):
         cachedir.make_private(parent)
     cachedir.check_ancestors(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 from cachepipe.adapters.manifest_file import load_manifest
 from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.fingerprint import Fingerprint
-from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.manifest import Manifest, with_cache_root
 from cachepipe.errors import BuildError, FingerprintMismatchError
 from cachepipe.workflows.carry import earlier_artifact
 from cachepipe.workflows.plan import Plan, plan_release, release_fingerprint
@@ -48,12 +48,13 @@ def preview(
 
     Raises:
         ManifestError: the manifest has problems.
+        UsageError: `cache_root` cannot be one.
         StoreError, IntegrityError: the store fails, or holds bytes that are not what they should be.
     """
     # 1
     manifest = load_manifest(manifest_path)
     if cache_root is not None:
-        manifest = Manifest.model_validate({**manifest.model_dump(), "cache_root": cache_root})
+        manifest = with_cache_root(manifest, cache_root)
     url = store or manifest.store
     opened = open_store(url, trust, now) if url else None
     try:

@@ -42,7 +42,7 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import canonical_bytes, sha256
 from cachepipe.domain.statement import Statement, statement_bytes
-from cachepipe.domain.ulid import is_ulid
+from cachepipe.domain.ulid import is_ulid, ulid
 from cachepipe.errors import ConflictError, IntegrityError, MissError, StoreError, TrustError, UsageError
 from cachepipe.failpoints import reached
 from cachepipe.workflows.fetch import Artifact, check_format, newest, read_artifact, read_file_table, row_of
@@ -55,6 +55,9 @@ WRITERS = 8
 
 TOMB_WAIT_S = 60.0
 """How long a publisher waits for gc to leave an artifact: many times what the removal of a batch takes."""
+
+TRIAL = b"a trial of the key: neither a statement nor an index"
+"""What a rehearsal signs, keeps nowhere, and no reader would parse."""
 
 Change: TypeAlias = Callable[["Index | None"], tuple[IndexRow, ...]]
 """(current index, None for a new channel) → rows of the next version; called again when another publisher was faster."""
@@ -114,6 +117,36 @@ def publish(
     return row
 
 
+def rehearse(store: Store, name: str, channel: str, now: datetime) -> None:
+    """Fails as `publish` would for want of rights, keys or trust, before the work of hours is done; only the format stays.
+
+    Args:
+        store: where to.
+        name: of the release.
+        channel: of the release.
+        now: time of the publication.
+
+    Raises:
+        StoreError, NoRoomError: the store cannot be written, or ignores conditions.
+        UsageError, TrustError: there is no key to sign with, it is not believed, or the channel's newest version is not.
+    """
+    claim_format(store)
+    names_it = store.trust.can_sign(INDEX)
+    for payload_type in (trust.STATEMENT_PAYLOAD_TYPE, *((PAYLOAD_TYPE,) if names_it else ())):
+        store.trust.seal(TRIAL, payload_type)
+    if names_it:
+        try:
+            newest(store, name, channel)
+        except TrustError as error:
+            error.hint = (
+                "no version can follow one that is not believed here: publish to another store or channel, "
+                "or by a policy that lists the key"
+            )
+            raise
+    with pinned(store, ulid(now, os.urandom(10))):
+        pass
+
+
 def claim_format(store: Store) -> None:
     """Writes the store's format once, or checks the one that is there.
 
@@ -151,7 +184,7 @@ def pinned(store: Store, artifact: str, single_writer: bool = False) -> Iterator
         if is_created_twice and not single_writer:
             raise StoreError(
                 f"the store ignores conditions, two publishers could overwrite each other: {store.url}",
-                hint="use a store with conditional writes, or vouch for being alone with `--single-writer`",
+                hint="use a store with conditional writes (S3's `If-None-Match`)",
             )
         reached("publish.after_pin")
         _await_no_tomb(store, artifact)

@@ -1,22 +1,23 @@
 """Shows evidence files: what `build --report` and `verify --report` left, as rows for every form of report.
 
 1 read every evidence file that is named, and all in folders that are named, with the summaries beside them
-2 put the steps of one entry beside each other
+2 put the steps of one entry beside each other, and judge them
 3 give rows: per shape bucket, per step, per compile, per search, per miss with its cause
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cachepipe.adapters.workdir import read_evidence
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, hit_rate, layer_counts
 from cachepipe.domain.record import Json, to_json
-from cachepipe.errors import IntegrityError, UsageError
+from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, verdict_of
+from cachepipe.errors import UsageError
+from cachepipe.workflows.evidence_files import Say, read_files, silent
 from cachepipe.workflows.report_details import Details, details_of
 
 RESTORED_STEPS = ("verify", "prove")
@@ -50,6 +51,7 @@ class BucketRow:
     work: Work
     max_abs_diff: float | None
     problems: tuple[str, ...]
+    """Why it is not warm, apart from lookups that did not hit."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Report:
     steps: tuple[StepRow, ...]
     misses: tuple[str, ...]
     """Of restored processes, in words."""
+    verdict: Verdict
     details: Details = field(default_factory=Details)
     summaries: tuple[Json, ...] = ()
     """What `build` and `verify` summed up, where their documents lie beside the evidence."""
@@ -81,7 +84,7 @@ class Report:
     @property
     def hit_rate(self) -> float | None:
         """Returns hits ÷ lookups of the restored processes; None without any."""
-        steps = [row for row in self.steps if row.step in RESTORED_STEPS]
+        steps = [row for row in self.steps if row.step in PROOF_STEPS]
         counts = [counts for row in steps for counts in row.layers.values()]
         whole = sum(sum(row.values()) for row in counts)
         return sum(row["hit"] for row in counts) / whole if whole else None
@@ -92,77 +95,52 @@ class Report:
         return tuple(text for summary in self.summaries for text in summary.get("violations", ()))
 
 
-def report(paths: Sequence[Path]) -> Report:
+def report(paths: Sequence[Path], say: Say = silent) -> Report:
     """Returns what the evidence files say.
 
     Args:
         paths: evidence files, or folders that hold some.
+        say: gets a line for each file of a folder that is left out.
 
     Raises:
-        UsageError: a path that does not exist, or no evidence at all.
-        IntegrityError: a named file that is no evidence.
+        UsageError: a path that cannot be read, two files for one process, or no evidence at all.
+        IntegrityError: a file that is no whole evidence.
     """
     # 1
-    evidences = [evidence for path in paths for evidence in read_all(path)]
-    if not evidences:
+    found = read_files(paths, say)
+    if not found.evidences:
         raise UsageError("no evidence files: " + ", ".join(map(str, paths)), hint="name the folder of `build --report`")
     # 2
     entries: dict[str, dict[str, EntryEvidence]] = {}
-    for evidence in evidences:
+    for evidence in found.evidences:
         entries.setdefault(evidence.entry, {})[evidence.step] = evidence
+    verdict = verdict_of(entries, [text for summary in found.summaries for text in summary.get("violations", ())])
     # 3
-    rows = tuple(row for entry, steps in entries.items() for row in _bucket_rows(entry, steps))
-    steps = tuple(_step_row(evidence) for found in entries.values() for evidence in found.values())
-    misses = tuple(miss for evidence in evidences for miss in _misses(evidence))
-    return Report(rows, steps, misses, details_of(entries, RESTORED_STEPS), _summaries(paths))
+    rows = tuple(row for entry, steps in entries.items() for row in _bucket_rows(entry, steps, verdict))
+    steps = tuple(_step_row(evidence) for steps in entries.values() for evidence in steps.values())
+    misses = tuple(dict.fromkeys(str(fault) for fault in verdict.faults if fault.is_lookup))
+    return Report(rows, steps, misses, verdict, details_of(entries, RESTORED_STEPS), found.summaries)
 
 
-def _problems(bucket: BucketEvidence) -> tuple[str, ...]:
-    if bucket.is_close is not False:
-        return bucket.problems
-    return (*bucket.problems, f"outputs differ from eager by up to {bucket.max_abs_diff}")
+def texts(faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Returns what faults say, apart from lookups that did not hit, each text once."""
+    return tuple(dict.fromkeys(fault.text for fault in faults if not fault.is_lookup))
+
+
+def process_faults(found: Report, entry: str) -> tuple[Fault, ...]:
+    """Returns the faults of an entry that no row of a shape bucket shows."""
+    shown = {row.shape_bucket for row in found.shape_buckets if row.entry == entry}
+    return tuple(fault for fault in found.verdict.faults if fault.entry == entry and fault.shape_bucket not in shown)
 
 
 def report_json(found: Report) -> Json:
     """Returns the document of `report --json`."""
     whole = to_json(found)
-    return {**whole, "hit_rate": found.hit_rate, "violations": list(found.violations)}
+    verdict = {**whole["verdict"], "is_ok": found.verdict.is_ok, "words": found.verdict.words}
+    return {**whole, "hit_rate": found.hit_rate, "violations": list(found.violations), "verdict": verdict}
 
 
-def _summaries(paths: Sequence[Path]) -> tuple[Json, ...]:
-    """Returns the documents of builds and verifications in the folders that were named."""
-    found = []
-    for folder in (path for path in paths if path.is_dir()):
-        for file in sorted([*folder.glob("build.*.json"), *folder.glob("verify.*.json")]):
-            try:
-                tree = json.loads(file.read_bytes())
-            except (OSError, ValueError):
-                continue
-            for kind in ("build", "verify"):
-                if isinstance(tree, dict) and isinstance(tree.get(kind), dict):
-                    found.append({"kind": kind, **tree[kind]})
-    return tuple(found)
-
-
-def read_all(path: Path) -> list[EntryEvidence]:
-    """Returns the evidence in a file, or in all files of a folder that hold some."""
-    if path.is_dir():
-        return [evidence for file in sorted(path.glob("*.json")) if (evidence := _try_read(file)) is not None]
-    evidence = read_evidence(path)
-    if evidence is None:
-        raise UsageError(f"no such file: {path}")
-    return [evidence]
-
-
-def _try_read(path: Path) -> EntryEvidence | None:
-    """A folder may hold other JSON files, such as the build's summary."""
-    try:
-        return read_evidence(path)
-    except IntegrityError:
-        return None
-
-
-def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketRow]:
+def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence], verdict: Verdict) -> list[BucketRow]:
     restored_step = next((step for step in RESTORED_STEPS if step in steps), None)
     cold, eager = _by_label(steps.get("tune")), _by_label(steps.get("eager"))
     evidence = steps[restored_step] if restored_step else None
@@ -185,7 +163,7 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence]) -> list[BucketR
                 hits=_hits(evidence, label),
                 work=shown.work,
                 max_abs_diff=shown.max_abs_diff,
-                problems=_problems(shown),
+                problems=texts(verdict.at(entry, label)),
             )
         )
     return rows
@@ -210,7 +188,8 @@ def _phases(bucket: BucketEvidence | None) -> Phases | None:
 def _speedup(cold: BucketEvidence | None, restored: BucketEvidence | None) -> float | None:
     if cold is None or restored is None or not (cold.graphs and restored.graphs and restored.first_call_s):
         return None
-    return round(cold.first_call_s / restored.first_call_s, 2)
+    ratio = cold.first_call_s / restored.first_call_s
+    return round(ratio, 2) if math.isfinite(ratio) else None
 
 
 def _hits(evidence: EntryEvidence | None, label: str) -> dict[str, str]:
@@ -237,17 +216,6 @@ def _step_row(evidence: EntryEvidence) -> StepRow:
     )
 
 
-def _misses(evidence: EntryEvidence) -> list[str]:
-    if evidence.step not in RESTORED_STEPS:
-        return []
-    return [
-        f"{evidence.entry} · {lookup.shape_bucket}: {lookup.layer} {lookup.outcome}"
-        + (f" ({lookup.reason})" if lookup.reason else "")
-        for lookup in evidence.lookups
-        if lookup.outcome != "hit"
-    ]
-
-
 def work_text(work: Work) -> str:
     """Returns the work that was done, e.g. `3 benchmarks, 1 native build`; `none` for a perfect start."""
     words = [f"{count} {name.replace('_', ' ')}" for name, count in asdict(work).items() if count]
@@ -271,8 +239,9 @@ def phase_bar(phases: Phases, longest_s: float, cells: int = BAR_CELLS) -> str:
     edge, bar = 0.0, ""
     for phase, letter in _BARS:
         edge += parts[phase]
-        bar += letter * (round(edge / longest_s * cells) - len(bar))
-    return bar[:cells]
+        # bounded before it becomes text: phases of evidence may be longer than every call
+        bar += letter * (round(min(edge / longest_s, 1.0) * cells) - len(bar))
+    return bar
 
 
 BUCKET_COLUMNS = (

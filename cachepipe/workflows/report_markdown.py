@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 from cachepipe.domain.evidence import Phases
-from cachepipe.workflows.report import RESTORED_STEPS, Report, hits_text, work_text
+from cachepipe.domain.printable import one_line
+from cachepipe.domain.verdict import PROOF_STEPS
+from cachepipe.workflows.report import Report, hits_text, work_text
 from cachepipe.workflows.report_compare import compare
 from cachepipe.workflows.report_page import report_page
 
 MAX_ROWS = 100
 """Of a table: a step summary may have 1 MiB."""
-_SPECIAL = re.compile(r"([\\`*_\[\]|~])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~#$!])")
 
 
 def report_markdown(found: Report, against: Report | None = None) -> str:
@@ -26,7 +28,7 @@ def report_markdown(found: Report, against: Report | None = None) -> str:
         "",
     ]
     lines += [" · ".join(f"**{fact['value']}** {fact['label']}" for fact in page["facts"]), ""]
-    lines += [f"- ❌ {_text(text)}" for text in found.violations[:MAX_ROWS]] + [""]
+    lines += [f"- ❌ {_text(text)}" for text in page["faults"][:MAX_ROWS]] + [""]
     lines += _calls(found)
     lines += _misses(page["misses"])
     if against is not None:
@@ -39,7 +41,7 @@ def report_markdown(found: Report, against: Report | None = None) -> str:
 
 def _text(value: object) -> str:
     """Returns a value in one line that Markdown and HTML show as it is."""
-    return _SPECIAL.sub(r"\\\1", html.escape(" ".join(str(value).split()), quote=False))
+    return _SPECIAL.sub(r"\\\1", html.escape(one_line(str(value)), quote=False))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -133,7 +135,7 @@ def _processes(found: Report) -> list[str]:
         (
             row.entry,
             row.step,
-            row.hit_rate if row.step in RESTORED_STEPS else None,
+            row.hit_rate if row.step in PROOF_STEPS else None,
             row.ready_s,
             work_text(row.work),
             row.error,

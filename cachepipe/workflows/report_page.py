@@ -8,12 +8,13 @@ from typing import Any
 
 from cachepipe import __version__
 from cachepipe.domain.evidence import LAYERS, Phases
-from cachepipe.workflows.report import RESTORED_STEPS, BucketRow, Report, StepRow, work_text
+from cachepipe.domain.verdict import PROOF_STEPS, work_faults
+from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, work_text
 from cachepipe.workflows.report_compare import Comparison, compare
 from cachepipe.workflows.report_details import CompileRow, TunedRow
 
 PHASES = ("trace", "lookup", "load", "tune", "compile", "capture", "run")
-STEPS = ("eager", "tune", "settle", "trim", "prove", "verify")
+STEPS = ("eager", "tune", "settle", "trim", "export", "fallback", "prove", "verify")
 MAX_ROWS = 500
 """Of each kind on the page; the JSON document has all."""
 Page = dict[str, Any]
@@ -33,9 +34,10 @@ def report_page(found: Report, against: Report | None = None, against_title: str
         **_head(found),
         "has_entries": not is_one_entry,
         "phases": PHASES,
-        "violations": found.violations,
-        "calls": [_call(row) for row in found.shape_buckets[:MAX_ROWS]],
+        "faults": _faults(found),
+        "calls": [_call(row, found) for row in found.shape_buckets[:MAX_ROWS]],
         "misses": _misses(found),
+        "no_miss": "Every lookup hit." if found.hit_rate == 1.0 else "Nothing was looked up in a restored process.",
         "hits": _hits(found),
         "layers": _layers(found),
         "processes": [_process(row, _layers(found)) for row in sorted(found.steps, key=_order)],
@@ -62,14 +64,6 @@ def _head(found: Report) -> Page:
     names = sorted({str(one.get("release", "")) for one in found.summaries} - {""})
     entries = list(dict.fromkeys(row.entry for row in found.shape_buckets))
     artifacts = sorted({str(one.get("artifact", "")) for one in found.summaries} - {""})
-    restored = [row for row in found.steps if row.step in RESTORED_STEPS]
-    is_ok = not found.misses and not found.violations and not any(row.problems for row in found.shape_buckets)
-    is_ok = is_ok and not any(row.error for row in found.steps)
-    words = (
-        {True: "warm: every lookup hit", False: "not warm"}
-        if restored
-        else {True: "not restored yet", False: "problems"}
-    )
     subtitle = [*artifacts, f"torch {found.details.torch_version}" if found.details.torch_version else ""]
     return {
         "title": ", ".join(names) or ", ".join(entries[:3]),
@@ -82,10 +76,17 @@ def _head(found: Report) -> Page:
             ]
             if part
         ),
-        "is_ok": is_ok,
-        "verdict": words[is_ok],
+        "is_ok": found.verdict.is_ok,
+        "verdict": found.verdict.words,
         "facts": _facts(found),
     }
+
+
+def _faults(found: Report) -> list[str]:
+    """Returns what no row of a shape bucket and no miss shows: whole processes, and what gates refused."""
+    entries = dict.fromkeys(row.entry for row in found.steps)
+    whole = [fault for entry in ("", *entries) for fault in process_faults(found, entry) if not fault.is_lookup]
+    return list(dict.fromkeys(map(str, whole)))
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -122,7 +123,7 @@ def _bytes(count: int) -> str | None:
     return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.0f} kB" if count >= 1000 else f"{count} B"
 
 
-def _call(row: BucketRow) -> Page:
+def _call(row: BucketRow, found: Report) -> Page:
     calls = (
         ("cold", row.cold_s, row.cold_phases),
         ("restored", row.restored_s, row.phases),
@@ -135,7 +136,7 @@ def _call(row: BucketRow) -> Page:
         for name, seconds, phases in calls
         if seconds is not None
     ]
-    is_missed = any(not _is_full(words) for words in row.hits.values()) or bool(row.problems)
+    is_missed = bool(found.verdict.at(row.entry, row.shape_bucket))
     return {
         "entry": row.entry,
         "shape_bucket": row.shape_bucket,
@@ -145,11 +146,6 @@ def _call(row: BucketRow) -> Page:
         "miss": int(is_missed),
         "text": f"{row.entry} {row.shape_bucket} {' '.join(row.problems)}",
     }
-
-
-def _is_full(words: str) -> bool:
-    hits, _, lookups = words.partition("/")
-    return hits == lookups
 
 
 def _parts(phases: Phases, longest: float, zoom: float) -> list[Page]:
@@ -197,7 +193,7 @@ def _order(row: StepRow) -> tuple[str, int]:
 
 
 def _process(row: StepRow, layers: list[str]) -> Page:
-    is_restored = row.step in RESTORED_STEPS
+    is_restored = row.step in PROOF_STEPS
     cells = []
     for layer in layers:
         counts = row.layers.get(layer)
@@ -211,7 +207,7 @@ def _process(row: StepRow, layers: list[str]) -> Page:
         "work": f"{work_text(row.work)}{f' · {row.error}' if row.error else ''}",
         "build_s": row.build_s,
         "ready_s": row.ready_s,
-        "miss": int(is_restored and any(cell["tone"] == "bad" for cell in cells)),
+        "miss": int(bool(row.error) or (is_restored and (bool(work_faults(row.work)) or row.hit_rate != 1.0))),
         "text": f"{row.entry} {row.step} {row.error}",
     }
 

@@ -85,8 +85,16 @@ SENTENCES = {
     "closure wrapper": (OUTER, ["called through another function: weights built at self, called at closure:net"]),
     "requires_grad": (OUTER, ["requires grad of self.encoder.weight: built True, called False"]),
     "grad mode": (BOTH, ["grad mode: built no_grad, called grad"]),
+    "requires_grad, grad mode": (
+        OUTER,
+        [
+            "grad mode: built no_grad, called grad",
+            "requires grad of self.encoder.weight: built True, called False",
+        ],
+    ),
     "autocast": (BOTH, ["autocast: built off, called bfloat16"]),
     "functorch": (OUTER, ["functorch config: debug_partitioner: built False, called True"]),
+    "strict cache": (OUTER, ["functorch config: strict_autograd_cache: built False, called True"]),
     "bundled": (OUTER, ["functorch config: bundled_autograd_cache: built False, called True"]),
     "cxx": (BOTH, ["inductor config cpp.cxx: built (None, 'g++'), called (None, '/usr/bin/g++')"]),
     "threads": (BOTH, ["threads: {threads} → {threads_more}"]),

@@ -127,6 +127,12 @@ def test_an_exception_of_the_factory_becomes_evidence(tmp_path: Path) -> None:
     assert "case_models.py" in evidence.traceback
 
 
+def test_a_factory_that_ends_the_process_with_words_that_no_utf8_can_say_becomes_evidence(tmp_path: Path) -> None:
+    evidence = run_job(spec_of("ends_the_process"), tmp_path)
+    assert evidence.error == "SystemExit: no weights in /data/\\udcff"
+    assert "in ends_the_process" in evidence.traceback
+
+
 def test_case_a14_what_was_built_in_ci_is_found_outside_and_the_other_way_round(tmp_path: Path) -> None:
     spec = spec_of("mm_product", ({"batch": 4}, {"batch": 8}))
     assert run_job(spec, tmp_path, variables={"CI": "true"}).error == ""

@@ -101,6 +101,7 @@ def build(url: str, folder: Path) -> None:
     statements = [publish_release(folder / "built", number=number).statement for number in range(3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "commit_rows", lambda *_: None)
+        publishing.rehearse(store, "demo", "candidate", NOW)
         for number, statement in enumerate(statements):
             (work,) = (folder / "built").glob(f"work-demo-{number}-*")
             for _ in range(2):

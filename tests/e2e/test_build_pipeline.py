@@ -153,6 +153,7 @@ def test_case_a2_every_step_is_a_process_of_its_own_and_the_proof_starts_from_an
     project, _, _ = built
     found = report([project.root / "report"])
     assert {row.step for row in found.steps} == {"tune", "trim", "eager", "prove"}
+    assert found.verdict.is_ok, found.verdict.faults
     proof = next(row for row in found.steps if row.step == "prove")
     assert proof.hit_rate == 1.0 and proof.work.native_builds == proof.work.new_files == 0
     job = json.loads(next(project.root.glob(".cachepipe/tiny/entries/*/prove.job")).read_text())

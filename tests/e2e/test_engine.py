@@ -35,6 +35,7 @@ from cachepipe.runtime.inputs import example_inputs
 from cachepipe.workflows.assemble import references
 from cachepipe.workflows.build import BuildRequest, build
 from cachepipe.workflows.fetch import read_artifact, read_channel
+from cachepipe.workflows.report import report
 from cachepipe.workflows.verify import VerifyRequest, verify
 from tests.support.jobs import MODELS, run_job, spec_of
 
@@ -74,7 +75,7 @@ class Built:
         return self.record.spec
 
     def evidence(self, step: str) -> EntryEvidence:
-        found = read_evidence(self.root / "evidence" / f"everything_float32_default.{step}.json")
+        found = read_evidence(self.root / "evidence" / f"everything_float32_default.cpu.{step}.json")
         assert found is not None
         return found
 
@@ -160,6 +161,11 @@ def test_the_proof_counts_native_functions_as_hits_and_traces_nothing(built: Bui
     assert [bucket.graphs for bucket in prove.shape_buckets] == [0]
     assert prove.shape_buckets[0].is_close
     assert prove.work.new_files == prove.work.native_builds == 0
+
+
+def test_the_evidence_of_both_proofs_is_that_of_a_warm_release(built: Built) -> None:
+    verdict = report([built.root / "evidence"]).verdict
+    assert verdict.is_ok, verdict.faults
 
 
 def test_the_tree_to_which_calls_fall_back_is_proved_too(built: Built) -> None:

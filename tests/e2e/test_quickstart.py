@@ -112,9 +112,8 @@ def test_a_refused_gate_is_exit_18_with_the_numbers_and_the_error_in_one_documen
     done = run_cachepipe("explain", report)
     assert done.returncode == 0 and done.stdout.startswith("encoder/float32/max-autotune · verify: "), done.stderr
     page = tmp_path / "report.html"
-    assert (
-        run_cachepipe("report", report, "--html", str(page), "--against", quickstart_release.evidence).returncode == 0
-    )
+    shown = run_cachepipe("report", report, "--html", str(page), "--against", quickstart_release.evidence)
+    assert shown.returncode == 18 and "refused: " in shown.stderr and "verdict: not warm" in shown.stdout
     assert "100000" in page.read_text() and "Compared with" in page.read_text()
     assert document["verifications"][0]["shape_buckets"]
     assert document["error"]["kind"] == "VerificationError"
@@ -124,7 +123,7 @@ def test_a_refused_gate_is_exit_18_with_the_numbers_and_the_error_in_one_documen
 def test_report_shows_the_evidence_of_a_build(quickstart_release: Release) -> None:
     done = run_cachepipe("report", quickstart_release.evidence, env=clean_environment(NO_COLOR="1"))
     assert done.returncode == 0, done.stderr
-    for word in ("batch=1,seq=32", "batch=4,seq=64", "tune", "prove", "eager", "none"):
+    for word in ("batch=1,seq=32", "batch=4,seq=64", "tune", "prove", "eager", "none", "verdict: warm"):
         assert word in done.stdout
     tree = json.loads(run_cachepipe("report", quickstart_release.evidence, "--json").stdout)
     assert {step["step"] for step in tree["steps"]} >= {"tune", "prove", "eager"}

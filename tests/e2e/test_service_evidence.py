@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_attach import ready_lines, run
+from cachepipe.domain.variables import cache_variables
+from tests.e2e.test_attach import SERVICE, ready_lines, run
+from tests.support.artifacts import entry_record, entry_spec
+from tests.support.jobs import MODELS
+from tests.support.restoring import command, environment, publish_release, run_restore
 
 WARM = """
 x = torch.ones(4, 8)
@@ -88,6 +95,29 @@ assert cachepipe.report()["late_compiles"][-1]["outcome"] == "compiled"
     assert len(late_lines(done)) == 4
 
 
+def keys(root: Path) -> set[str]:
+    """Returns torch's keys of the graphs in a cache folder: the names of the folders that hold their entries."""
+    cache = root / "inductor"
+    found = {path.name for path in (*cache.glob("aotautograd/*"), *cache.glob("fxgraph/*/*"))}
+    assert {name[0] for name in found} == {"a", "f"}
+    return found
+
+
+def test_case_m2_a_recorded_process_finds_what_plain_torch_built_and_builds_the_same_keys(tmp_path: Path) -> None:
+    plain = run(tmp_path, "serve()\nassert 'cachepipe.runtime.recorder' not in sys.modules", CACHEPIPE_ATTACH="")
+    assert plain.returncode == 0, plain.stderr
+    before = keys(tmp_path / "root")
+    body = "serve()\ncachepipe.ready()"
+    warm = run(tmp_path, body)
+    assert warm.returncode == 0 and "misses=0" in ready_lines(warm)[0], warm.stderr
+    assert keys(tmp_path / "root") == before
+    for explains in ("", "1"):
+        own = tmp_path / f"own{explains}"
+        cold = run(tmp_path, body, CACHEPIPE_EXPLAIN=explains, **cache_variables(str(own)))
+        assert cold.returncode == 0 and "hits=0" in ready_lines(cold)[0], cold.stderr
+        assert keys(own) == before
+
+
 def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_one_line(tmp_path: Path) -> None:
     file, root = str(tmp_path / "absent" / "events.jsonl"), str(tmp_path / "root")
     done = run(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=file, CACHEPIPE_ROOT=root)
@@ -96,3 +126,43 @@ def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_
     assert all("inputs=x:4x8" in line and "case_models.py" in line and "reason=full_miss" in line for line in missed)
     assert done.returncode == 0 and len(ready_lines(done)) == 1
     assert len([line for line in done.stderr.splitlines() if line.startswith("cachepipe events problem=")]) == 1
+
+
+def test_case_a14_a_restored_service_that_misses_says_every_setting_that_is_not_the_builders(tmp_path: Path) -> None:
+    built = {
+        "grad mode": "no_grad",
+        "autocast": "off",
+        "matmul precision": "highest",
+        "default dtype": "float32",
+        "deterministic algorithms": "False",
+        "threads": "77",
+        "variable LOG_TLPARSE": "1",
+        "variable TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "known to the builder alone": "1",
+    }
+    record = replace(entry_record(entry_spec()), environment=built)
+    published = publish_release(tmp_path, entries=(record,))
+    script = tmp_path / "service.py"
+    body = """
+torch.set_float32_matmul_precision("high")
+torch.set_num_threads(3)
+serve()
+cachepipe.ready()
+print(json.dumps(cachepipe.report()["setting_differences"]))
+"""
+    script.write_text("import json\n" + SERVICE.format(models=str(MODELS), body=body))
+    env = environment(tmp_path, CACHEPIPE_EVENTS=str(tmp_path / "events.jsonl"))
+    words = (published.store.url, "--name", "demo", "--dest", str(tmp_path / "dest" / "demo"))
+    ran = run_restore(tmp_path, *words, *command((sys.executable, str(script))), env=env, timeout_s=120)
+    assert ran.code == 0 and ran.line["outcome"] == "restored", ran.err
+    wanted = [
+        f"{record.spec.id}: grad mode: built no_grad, called inference_mode",
+        f"{record.spec.id}: matmul precision: built highest, called high",
+        f"{record.spec.id}: threads: built 77, called 3",
+        f"{record.spec.id}: variable LOG_TLPARSE: built 1, called unset",
+    ]
+    lines = [line for line in ran.err.splitlines() if line.startswith("cachepipe setting ")]
+    assert [dict(word.partition("=")[::2] for word in shlex.split(line)[2:])["differs"] for line in lines] == wanted
+    assert all(f"start={ran.line['start']} " in line for line in lines) and json.loads(ran.out) == wanted
+    told = [row["differs"] for row in events(tmp_path / "events.jsonl") if row["event"] == "setting"]
+    assert told == wanted

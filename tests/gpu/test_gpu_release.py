@@ -75,7 +75,7 @@ class Built:
     summary: BuildSummary
 
     def evidence(self, mode: str, step: str) -> EntryEvidence:
-        found = read_evidence(self.root / "report" / f"blocks_bfloat16_{mode}.{step}.json")
+        found = read_evidence(self.root / "report" / f"blocks_bfloat16_{mode}.cuda.{step}.json")
         assert found is not None
         return found
 

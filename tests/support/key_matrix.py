@@ -118,6 +118,10 @@ def rows() -> dict[str, dict[str, Any]]:
         "closure wrapper": {"wrap": through_closure},
         "requires_grad": {"net": lambda: Net().eval().requires_grad_(False)},
         "grad mode": {"contexts": [torch.enable_grad()]},
+        "requires_grad, grad mode": {
+            "net": lambda: Net().eval().requires_grad_(False),
+            "contexts": [torch.enable_grad()],
+        },
         "autocast": {"contexts": [torch.autocast("cpu", bf16)]},
         "positions": {"net": lambda: Positions().eval()},
         "default device": {"net": lambda: Positions().eval(), "contexts": [set_device]},

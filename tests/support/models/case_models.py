@@ -143,6 +143,10 @@ def raises() -> nn.Module:
     raise RuntimeError("weights are missing")
 
 
+def ends_the_process() -> nn.Module:
+    raise SystemExit("no weights in /data/\udcff")  # a path as `os` gives it when its bytes are no UTF-8
+
+
 class Hanging(Product):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         import time

@@ -129,6 +129,17 @@ def test_candidates_go_from_the_final_folder_to_scratch(tmp_path: Path) -> None:
     assert candidates(f"{tmp_path}/demo", "demo.1234", False, {}) == (f"{tmp_path}/demo",)
 
 
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a\\b", "a\tb"])
+def test_a_folder_that_torchs_compiler_command_cannot_name_is_left_for_another(tmp_path: Path, name: str) -> None:
+    variables = {"XDG_CACHE_HOME": str(tmp_path / name), "TMPDIR": str(tmp_path / name)}
+    assert cachedir.scratch_folders(variables) == cachedir.scratch_folders({})
+    with pytest.raises(UnsafePathError, match=r"not printable|torch's compiler command"):
+        reserve(str(tmp_path / name / "demo"), Need(0, 0), time.monotonic() + 1)
+    assert not (tmp_path / name).exists()
+    plain = {"XDG_CACHE_HOME": str(tmp_path / "ö#,;$(x)"), "TMPDIR": ""}
+    assert cachedir.scratch_folders(plain)[0] == str(tmp_path / "ö#,;$(x)" / "cachepipe")
+
+
 def test_relative_folders_of_the_environment_are_not_used() -> None:
     assert (
         candidates("/r/demo", "d", True, {"XDG_CACHE_HOME": "x", "TMPDIR": "t"})[2:]

@@ -71,6 +71,16 @@ def test_a_short_manifest_has_the_defaults_of_the_design(tmp_path: Path) -> None
 WRONG = [
     ("version: 1", "version: 2", 1, "version", "unknown version `2`"),
     ("version: 1", "version: one", 1, "version", "unknown version `one`"),
+    ("version: 1", "version: '1'", 1, "version", "unknown version `1` as text"),
+    ("store: s3://ml-cache/prod", 'store: "file:///a\\0"', 4, "store", "control character"),
+    ("cache_root: /var/cache/cachepipe", 'cache_root: "/a\\0b"', 3, "cache_root", "control character"),
+    ("cache_root: /var/cache/cachepipe", 'cache_root: "/a\\nb"', 3, "cache_root", "control character"),
+    ("cache_root: /var/cache/cachepipe", "cache_root: /var/my cache", 3, "cache_root", "torch's compiler command"),
+    ("low: 0, high: 30000", "low: 0, high: 9007199254740993", 25, "models[0].inputs.input_ids.high", "not a value of"),
+    ("dtype: int64, fill: 1", "dtype: uint8, fill: -1", 26, "models[0].inputs.attention_mask.fill", "a uint8 tensor"),
+    ("dtype: int64, fill: 1", "dtype: int8, high: 129", 26, "models[0].inputs.attention_mask.high", "a int8 tensor"),
+    ("dtype: int64, fill: 1", "dtype: int16, fill: 32768", 26, "models[0].inputs.attention_mask.fill", "a int16"),
+    ("{batch: 32, seq: 128}", "{batch: [], seq: 1}", 29, "models[0].shape_buckets[1].batch", "without a size"),
     ("name: text-encoder", "name: Text Encoder", 2, "name", "a-z 0-9"),
     ("name: text-encoder", "nmae: text-encoder", 2, "nmae", "unknown field; did you mean `name`?"),
     ("name: text-encoder", "# no name", 1, "name", "required"),
@@ -350,6 +360,13 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     assert model_of_text.args == wanted
 
 
+def test_text_and_bounds_are_what_json_and_torch_mean_by_them(tmp_path: Path) -> None:
+    text = with_line("{layers: 12}", '{a: "\\ud83d\\ude00", "\\ud83d\\ude00": 1}')
+    assert load_manifest(write_manifest(tmp_path, text)).models[0].args == {"a": "\U0001f600", "\U0001f600": 1}
+    for dtype, low, high in (("int8", -128, 128), ("uint8", 0, 256), ("int32", -(2**31), 2**31)):
+        _model(tmp_path, inputs={"x": {"shape": ["batch", 4], "dtype": dtype, "low": low, "high": high}})
+
+
 def test_anchors_and_merge_keys_are_read(tmp_path: Path) -> None:
     text = with_line("args: {layers: 12}", "args: {one: &one {a: 1, b: 2}, two: {<<: *one, b: 3}, three: {<<: [*one]}}")
     model = load_manifest(write_manifest(tmp_path, text)).models[0]
@@ -379,6 +396,8 @@ BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" 
         (BOMB, 1, "more than 100000 values"),
         ("version: 1\nname: " + "[" * 5000, 1, "nested too deep"),
         ("a: \x07\n", 1, "not YAML"),
+        ('version: 1\nmodels: [{args: {a: "\\ud800"}}]\n', 2, "half of a character"),
+        ('version: 1\n"\\udfff": 1\n', 2, "half of a character"),
     ],
 )
 def test_a_file_that_is_no_usable_yaml_is_refused_with_a_line(tmp_path: Path, text: str, line: int, words: str) -> None:

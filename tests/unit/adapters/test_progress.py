@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_a_pipe_gets_lines_without_control_characters() -> None:
     progress = open_progress(stream)
     progress.say("[bold]carried over[/bold]")
     assert stream.getvalue() == "[bold]carried over[/bold]\n"
+
+
+@pytest.mark.parametrize("made", [lambda stream: Lines(stream, Clock()), _Bars], ids=["lines", "bars"])
+def test_what_a_terminal_obeys_is_shown_whoever_says_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = io.StringIO()
+    progress = made(stream)
+    hostile = "a\x1b]0;x\x07\x9b31m\u202e\nfake"
+    progress.say(hostile)
+    with progress.step(hostile, "tune", 2, 0.0) as step:
+        step.line(event("bucket_start", hostile))
+    assert {char for char in stream.getvalue() if not char.isprintable()} <= {"\n"}
+    assert "\nfake" not in stream.getvalue()
 
 
 def test_bars_leave_one_line_per_finished_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 from cachepipe.cli import output
 from cachepipe.cli.main import VERBS
 from cachepipe.domain.fingerprint import Part
-from cachepipe.domain.text import printable, printable_json
+from cachepipe.domain.printable import printable, printable_json
 from tests.support.artifacts import entry_record, entry_spec
 from tests.support.odd_streams import Ran, run_lines
 from tests.support.release import MANIFEST, REPOSITORY, cachepipe_argv, clean_environment
@@ -150,7 +150,9 @@ def test_nothing_that_a_terminal_obeys_is_printed_and_json_keeps_its_meaning(lin
         if "--json" in line and ran.out:
             texts.add(json.dumps(json.loads(ran.out)))
         hostile |= {line[0] for mark in (b"\\x1b[2J", b"\\u001b[2J") if mark in ran.out + ran.err.encode()}
-    assert hostile >= {"ls", "show", "diff", "plan", "doctor", "fsck", "report", "explain"}, "shown, not left out"
+    assert hostile >= {"ls", "show", "diff", "doctor", "fsck", "report", "explain"}, (
+        "shown, not left out; plan refuses such paths"
+    )
     assert any(json.dumps(HOSTILE)[1:-1] in text for text in texts), "the value itself, in a reader's hands"
 
 
@@ -159,9 +161,11 @@ def test_nothing_that_a_terminal_obeys_is_printed_and_json_keeps_its_meaning(lin
 )
 def test_printable_leaves_no_control_and_json_the_same_value(char: str) -> None:
     assert printable(f"a{char}é") == f"a{ascii(char)[1:-1]}é"
-    text = json.dumps({"k": [f"a{char}é→"]}, ensure_ascii=False, indent=2)
-    safe = printable_json(text)
-    assert all(one.isprintable() or one == "\n" for one in safe) and json.loads(safe) == json.loads(text)
+    document = {"k": [f"a{char}é→"]}
+    for is_ascii in (False, True):
+        safe = printable_json(document, is_ascii)
+        assert all(one.isprintable() or one == "\n" for one in safe) and json.loads(safe) == document
+        assert safe.isascii() == is_ascii
 
 
 def on_terminal(columns: int, *words: str) -> str:

@@ -197,3 +197,5 @@ def test_another_cache_root_is_checked_like_the_manifest_s() -> None:
     assert manifest.root == "/var/cache/cachepipe/demo"
     with pytest.raises(UsageError, match="cache root: not an absolute path"):
         with_cache_root(manifest, "cache")
+    with pytest.raises(UsageError, match="cache root: torch's compiler command"):
+        with_cache_root(manifest, "/my cache")

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachepipe.domain.record import canonical_bytes, digest_parts, from_json, parse_json, read_record, record_bytes
+from cachepipe.domain.record import (
+    canonical_bytes,
+    digest_parts,
+    escaped,
+    from_json,
+    parse_json,
+    read_record,
+    record_bytes,
+)
 from cachepipe.errors import IntegrityError
 
 
@@ -34,6 +42,13 @@ GOOD = Outer(Inner("a", 1), (Inner("b", 2),), {"x": 1.5}, "text", {"deep": [1, N
 
 def test_a_record_survives_its_bytes() -> None:
     assert read_record(Outer, record_bytes(GOOD), "outer", 1 << 20) == GOOD
+
+
+def test_what_no_utf8_can_say_is_escaped_where_it_is_wished() -> None:
+    tree = escaped({"\udcff": ["a\ud800", {"b": "\U0001f600"}, 1, None]})
+    assert parse_json(canonical_bytes(tree), "tree", 100) == {"\\udcff": ["a\\ud800", {"b": "\U0001f600"}, 1, None]}
+    with pytest.raises(UnicodeEncodeError):
+        canonical_bytes({"path": "\udcff"})  # a name in a file table is never another name
 
 
 def test_equal_trees_have_equal_bytes_and_one_newline() -> None:

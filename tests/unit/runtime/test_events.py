@@ -29,6 +29,19 @@ def test_an_event_is_one_logfmt_line_and_one_json_line(file: Path, capsys: pytes
     assert row["time"].endswith("Z") and len(row["time"]) == 24
 
 
+def test_a_number_that_json_does_not_have_is_null_and_costs_no_event(file: Path) -> None:
+    events.note("late_compile", seconds=float("nan"), sizes={"x": [float("inf"), 5]}, where=Path("/x"))
+    (row,) = [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+    assert row["seconds"] is None and row["sizes"] == {"x": [None, 5]} and row["where"] == "/x"
+
+
+def test_what_a_terminal_obeys_is_shown_in_the_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events.say("late_compile", reason='\x1b[2J\x9b31m\u202e\u2028\t "x" \\ \n', plain="größe")
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.isprintable() and line.endswith(" plain=größe")
+    assert r'reason="\x1b[2J\x9b31m\u202e\u2028\t \"x\" \\ \n"' in line
+
+
 def test_a_note_is_no_talk_and_may_hold_what_json_does_not_know(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events.note("evidence", settings={"device": Path("/x")}, text="\ud800")
     assert capsys.readouterr().err == ""

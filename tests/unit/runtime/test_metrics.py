@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from cachepipe.errors import UsageError
 from cachepipe.runtime import attach as attaching
@@ -70,3 +70,22 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UsageError) as caught:
         metrics.register_metrics()
     assert "cachepipe[prometheus]" in caught.value.hint
+
+
+@pytest.mark.parametrize("auto_describe", [True, False], ids=["as the default registry", "plain"])
+def test_registering_twice_gives_every_series_once(attached: Attached, auto_describe: bool) -> None:
+    registry = CollectorRegistry(auto_describe=auto_describe)
+    for _ in range(3):
+        metrics.register_metrics(registry)
+    series = [line.rpartition(" ")[0] for line in generate_latest(registry).decode().splitlines() if line[0] != "#"]
+    assert series and len(series) == len(set(series))
+    other = CollectorRegistry(auto_describe=auto_describe)
+    metrics.register_metrics(other)
+    assert len(generate_latest(other).splitlines()) == len(generate_latest(registry).splitlines())
+
+
+def test_a_registry_with_foreign_metrics_of_the_same_name_is_refused_by_name(attached: Attached) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    Gauge("cachepipe_ready", "not ours", registry=registry)
+    with pytest.raises(UsageError, match="cachepipe_ready"):
+        metrics.register_metrics(registry)

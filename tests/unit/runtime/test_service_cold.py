@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import cachepipe
+from cachepipe.domain.statement import statement_bytes
+from tests.support.artifacts import entry_record, entry_spec, make_artifact
 from tests.support.jobs import MODELS
 
 
@@ -38,6 +41,27 @@ def test_without_artifact_but_with_a_compiler_the_model_is_compiled(
     monkeypatch.setenv("CXX", str(tmp_path / "any-cxx"))
     model = torch.nn.Linear(2, 2)
     assert cachepipe.entry("absent").compile(model) is not model
+
+
+def test_a_release_with_one_more_dtype_or_mode_takes_no_service_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = entry_spec()
+    specs = (spec, replace(spec, dtype="bfloat16"), replace(spec, dtype="bfloat16", mode="reduce-overhead"))
+    statement = make_artifact(tmp_path, entries=tuple(entry_record(one) for one in specs)).statement
+    folder = tmp_path / ".cachepipe" / "statements"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_bytes(statement_bytes(statement))
+    monkeypatch.setenv("CACHEPIPE_ROOT", str(tmp_path))
+    assert cachepipe.entry("net", dtype=spec.dtype).spec == spec
+    assert cachepipe.entry("net", mode="reduce-overhead").spec == specs[2]
+    assert capfd.readouterr().err == ""
+    for wish in ({}, {"dtype": "bfloat16"}):
+        assert cachepipe.entry("net", **wish).spec is None
+        line = capfd.readouterr().err
+        assert "several entries fit `net`: name dtype and mode" in line and specs[1].id in line
+    assert cachepipe.entry("net", dtype="float64").spec is None
+    assert "`net` with dtype=float64 is not in the restored artifact" in capfd.readouterr().err
 
 
 UNBUILT = """

@@ -139,7 +139,7 @@ def test_an_absent_store_an_empty_one_and_a_foreign_scheme_are_told_apart(tmp_pa
 def test_a_store_that_ignores_conditions_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(LocalStore, "put_if_absent", lambda self, key, data: True)
     (check,) = found(store_checks(f"file://{tmp_path}", (), "stable", NOW, True), "conditions")
-    assert check.verdict == FAIL and "--single-writer" in check.advice
+    assert check.verdict == FAIL and "conditional writes" in check.advice
 
 
 NAMED_BUT_UNUSABLE: dict[str, tuple[str, str, str]] = {

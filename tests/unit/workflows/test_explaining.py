@@ -70,14 +70,47 @@ def test_without_the_builder_the_head_says_what_to_name(tmp_path: Path) -> None:
 
 def test_files_that_are_no_events_are_refused_by_line(tmp_path: Path) -> None:
     broken = tmp_path / "e.jsonl"
-    broken.write_text('{"event": "ready"}\nno json\n')
-    with pytest.raises(IntegrityError, match=r"e\.jsonl:2"):
-        explain_files([broken])
-    events(broken, lookups=[{"layer": 5}])
-    with pytest.raises(IntegrityError):
+    broken.write_text("no json\nnor this\n")
+    with pytest.raises(IntegrityError, match=r"e\.jsonl:1"):
         explain_files([broken])
     with pytest.raises(UsageError):
         explain_files([tmp_path / "absent.jsonl"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError):
         explain_files([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"lookups": [{"layer": 5}]},
+        {"lookups": 5},
+        {"lookups": [{**MISS, "outcome": "warm"}]},
+        {"settings": ["threads"]},
+        {"components": {"fxgraph/fhere": {"threads": "2"}}},
+        {"components": [1]},
+        {"entries": [5]},
+        {"entries": "mlp"},
+    ],
+)
+def test_an_event_of_another_form_is_refused_with_its_line_and_is_no_bug(tmp_path: Path, facts: Any) -> None:
+    with pytest.raises(IntegrityError, match=r"e\.jsonl:2") as caught:
+        explain_files([events(tmp_path / "e.jsonl", **facts)])
+    assert "CACHEPIPE_EVENTS" in caught.value.hint
+
+
+def test_a_line_cut_by_a_kill_and_separators_inside_of_texts_cost_no_other_line(tmp_path: Path) -> None:
+    path = events(tmp_path / "e.jsonl")
+    whole = path.read_text()
+    reason = "full_miss \u2028 \x85 \x0b \x0c \x1c \r end"
+    row = json.dumps({"event": "evidence", "lookups": [{**MISS, "reason": reason}]}, ensure_ascii=False)
+    path.write_bytes(whole[: len(whole) // 2].encode() + b"\n" + row.encode() + b"\n\xff\xfe\n" + row.encode()[:-9])
+    said: list[str] = []
+    (answer,) = explain_files([path], say=said.append)
+    assert answer.lookups == 1 and answer.explanations
+    assert len(said) == 1 and "left out: 3 of 5 lines" in said[0] and f"{path}:" in said[0]
+
+
+def test_an_artifact_to_compare_with_needs_a_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without a store"):
+        explain_files([events(tmp_path / "e.jsonl")], None, "mlp@stable")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from cachepipe.adapters.local_store import LocalStore
+from cachepipe.adapters.progress import Lines
+from cachepipe.adapters.store import TrustChoice, open_store
 from cachepipe.domain.index import Index, IndexRow, advance, first_index
 from cachepipe.domain.layout import FORMAT_BYTES, FORMAT_KEY, hint_key, index_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.errors import ConflictError, IntegrityError, StoreError, TrustError, UsageError
+from cachepipe.workflows.build import BuildRequest, build
 from cachepipe.workflows.channels import revoke
 from cachepipe.workflows.fetch import read_artifact, read_channel, read_file_table
-from cachepipe.workflows.publish import PackedArtifact, commit_index, commit_rows, publish
+from cachepipe.workflows.keygen import KeyRequest, keygen
+from cachepipe.workflows.publish import PackedArtifact, commit_index, commit_rows, publish, rehearse
 from tests.support.artifacts import CPU_PARTS, CUDA_PARTS, NOW, make_artifact, with_artifact_id
+from tests.support.manifests import small_manifest, write_manifest, write_sources
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -151,6 +159,72 @@ def test_a_store_that_ignores_conditions_is_refused(tmp_path: Path, kind: type[L
     assert not [key for key in store.list("") if not key.startswith("v1/format")]
     row = publish(store, "demo", "candidate", packed, NOW, single_writer=True)
     assert rows(store) == (row,)
+
+
+@pytest.mark.parametrize("kind", [Careless, Lying])
+def test_a_rehearsal_refuses_a_store_that_ignores_conditions(tmp_path: Path, kind: type[LocalStore]) -> None:
+    with pytest.raises(StoreError, match="ignores conditions"):
+        rehearse(kind(tmp_path / "store"), "demo", "candidate", NOW)
+
+
+# --- what publishing needs is known before the work -----------------------------------------------------------------------
+
+
+def test_a_rehearsal_leaves_the_format_alone_and_takes_nothing_from_the_publication(
+    store: LocalStore, packed: PackedArtifact
+) -> None:
+    rehearse(store, "demo", "candidate", NOW)
+    assert list(store.list("")) == [FORMAT_KEY]
+    publish(store, "demo", "candidate", packed, NOW)
+    before = list(store.list(""))
+    rehearse(store, "demo", "candidate", NOW)
+    assert list(store.list("")) == before
+
+
+def keys(folder: Path) -> TrustChoice:
+    policy = folder / "trust.json"
+    for role in ("statement", "index"):
+        keygen(KeyRequest(str(folder / role), (role,), policy))
+    return TrustChoice(str(policy), False, f"file:{folder / 'statement'}", f"file:{folder / 'index'}")
+
+
+def test_a_rehearsal_finds_every_key_that_would_not_sign_in_the_end(tmp_path: Path) -> None:
+    choice, address = keys(tmp_path), str(tmp_path / "store")
+    rehearse(open_store(address, choice, NOW), "demo", "candidate", NOW)
+    rehearse(open_store(address, replace(choice, index_key=""), NOW), "demo", "candidate", NOW)  # a builder without it
+    wrong = {
+        "absent": replace(choice, statement_key=f"file:{tmp_path / 'absent'}"),
+        "of the other role": replace(choice, statement_key=choice.index_key),
+        "index key of the other role": replace(choice, index_key=choice.statement_key),
+        "no address": replace(choice, index_key="key"),
+        "statement key not named": replace(choice, statement_key=""),
+        "no policy": replace(choice, policy_file=str(tmp_path / "no.json")),
+    }
+    for what, one in wrong.items():
+        with pytest.raises((TrustError, UsageError)):
+            rehearse(open_store(address, one, NOW), "demo", "candidate", NOW)
+            pytest.fail(what)
+
+
+def test_a_rehearsal_refuses_a_channel_whose_newest_version_the_policy_does_not_believe(
+    store: LocalStore, packed: PackedArtifact, tmp_path: Path
+) -> None:
+    publish(store, "demo", "candidate", packed, NOW)  # by the development key
+    signed = open_store(store.url, keys(tmp_path), NOW)
+    with pytest.raises(TrustError, match="development key") as caught:
+        rehearse(signed, "demo", "candidate", NOW)
+    assert "another store or channel" in caught.value.hint
+    rehearse(signed, "demo", "signed", NOW)
+
+
+def test_a_build_that_could_not_publish_ends_before_it_compiles(tmp_path: Path) -> None:
+    write_sources(tmp_path, models="def net():\n    raise RuntimeError('a worker was started')\n")
+    manifest = write_manifest(tmp_path, {**small_manifest(), "cache_root": str(tmp_path / "cache")})
+    for trust in (TrustChoice(policy_file=str(tmp_path / "no.json")), TrustChoice(statement_key="file:absent")):
+        request = BuildRequest(manifest, str(tmp_path / "store"), trust=trust)
+        with pytest.raises(TrustError):
+            build(request, Lines(io.StringIO(), time.monotonic), NOW)
+    assert not (tmp_path / "cache").exists()
 
 
 class LostAnswer(LocalStore):
