@@ -35,9 +35,9 @@ from cachepipe.adapters.export_log import ExportLog
 from cachepipe.adapters.torch_settings import mode_options
 from cachepipe.adapters.torch_structure import Structure, describe, resolve
 from cachepipe.adapters.torch_text import is_library
-from cachepipe.domain.engine import FILE, FORMAT, BucketFunction, EngineFile, differences, in_words
+from cachepipe.domain.engine import FILE, FORMAT, BucketFunction, EngineFile, differences, in_words, sealed
 from cachepipe.domain.entry import EntrySpec, bucket_label
-from cachepipe.domain.record import record_bytes
+from cachepipe.domain.record import sha256
 from cachepipe.errors import UsageError
 from cachepipe.runtime.calling import calling_context
 from cachepipe.runtime.engine import Different, ambient_facts, form_of, parameter_names
@@ -93,10 +93,11 @@ def _export_into(spec: EntrySpec, model: torch.nn.Module, folder: Path, log: Exp
         log.say(f"compiled {bucket_label(shape_bucket)}")
     # 4
     names = tuple(sorted(called.names()))
+    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.iterdir())}
     facts = EngineFile(
-        FORMAT, torch.__version__, parameter_names(model), names, structure.texts, ambient, tuple(functions)
+        FORMAT, torch.__version__, parameter_names(model), names, structure.texts, ambient, tuple(functions), files
     )
-    (folder / FILE).write_bytes(record_bytes(facts))
+    (folder / FILE).write_bytes(sealed(facts))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,15 +6,19 @@
 
 A native function has no guards. Everything that its trace has read of the module, of the code and of torch's ambient
 state stands in `structure` and `ambient` as place → text; the service describes its own in the same way and compares.
+
+A flipped byte in native code ends a process, and a look at sizes and times does not find it. So `engine.json` holds the digest
+of each file beside it and, last, its own (`sealed`); whoever loads compares both first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cachepipe.domain.limits import MIB
-from cachepipe.domain.record import Json
+from cachepipe.domain.record import Json, record_bytes, sha256
+from cachepipe.errors import IntegrityError
 
 FORMAT = 1
 JIT, AOT = "jit", "aot"
@@ -62,6 +66,28 @@ class EngineFile:
     structure: Mapping[str, str]
     ambient: Mapping[str, str]
     functions: tuple[BucketFunction, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name → SHA-256 of every file beside this one. Empty: of a release that kept none; its files are taken as they are."""
+    own: str = ""
+    """SHA-256 of this record's bytes with this text empty."""
+
+
+def sealed(facts: EngineFile) -> bytes:
+    """Returns the bytes of a record under its own digest."""
+    bare = record_bytes(replace(facts, own=""))
+    return record_bytes(replace(facts, own=sha256(bare)))
+
+
+def check_own(facts: EngineFile, data: bytes) -> None:
+    """Compares a record's bytes with its own digest, where it has digests.
+
+    Raises:
+        IntegrityError: they were changed since they were sealed.
+    """
+    if facts.files or facts.own:
+        found = sha256(data.replace(f'"own":"{facts.own}"'.encode(), b'"own":""'))
+        if found != facts.own:
+            raise IntegrityError(FILE, "changed since it was built", wanted=facts.own or "a digest", found=found)
 
 
 def engine_folder(key: str) -> str:

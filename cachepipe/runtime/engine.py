@@ -11,6 +11,7 @@ described; whatever differs is said once, in words, and that call is traced by t
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
@@ -31,9 +32,11 @@ from cachepipe.domain.engine import (
     FORMAT,
     BucketFunction,
     EngineFile,
+    check_own,
     differences,
     in_words,
 )
+from cachepipe.domain.limits import MIB
 from cachepipe.domain.record import Json, read_record
 from cachepipe.errors import IntegrityError
 from cachepipe.runtime.replay import CudaGraphs, Graphs, Replayed
@@ -103,6 +106,7 @@ class Engine:
         if self._why_different:
             raise Different(self._why_different)
         try:
+            _check_files(self._file, folder)
             self._place = _place(device, self._structure)
             graphs = CudaGraphs(self._place) if replays else None
             loaded = [_Function(facts, folder, self._place, graphs, listener) for facts in self._file.functions]
@@ -227,14 +231,38 @@ def read_engine_file(folder: Path) -> EngineFile:
     """
     try:
         with (folder / FILE).open("rb") as file:
-            found = read_record(EngineFile, file.read(FILE_BYTES + 1), FILE, FILE_BYTES)
+            data = file.read(FILE_BYTES + 1)
+        found = read_record(EngineFile, data, FILE, FILE_BYTES)
     except (OSError, IntegrityError) as error:
         raise Different(f"the artifact's native functions cannot be read: {error}") from error
     if found.format != FORMAT:
         raise Different(f"native functions of format {found.format}, not {FORMAT}")
     if found.torch_version != torch.__version__:
         raise Different(f"native functions of torch {found.torch_version}, here {torch.__version__}")
+    try:
+        check_own(found, data)
+    except IntegrityError as error:
+        raise Different(str(error)) from error
     return found
+
+
+def _check_files(facts: EngineFile, folder: Path) -> None:
+    """Compares what will be loaded with the builder's digests; a flipped byte in native code would end the process.
+
+    Raises:
+        IntegrityError: a file was changed, or one that is loaded has no digest although others have.
+        OSError: one cannot be read.
+    """
+    for one in facts.functions:
+        if facts.files and one.file not in facts.files:
+            raise IntegrityError(one.file, "no digest in `engine.json`")
+    for name, wanted in facts.files.items():
+        whole = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while chunk := file.read(MIB):
+                whole.update(chunk)
+        if whole.hexdigest() != wanted:
+            raise IntegrityError(name, "changed since it was built", wanted=wanted, found=whole.hexdigest())
 
 
 def _key(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -6,12 +6,15 @@ import copy
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,13 @@ from torch import nn
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.store import open_store
 from cachepipe.adapters.workdir import read_evidence
-from cachepipe.domain.engine import FILE, EngineFile, engine_folder
+from cachepipe.domain.engine import FILE, EngineFile, engine_folder, sealed
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence, layer_counts
 from cachepipe.domain.gates import GateLimits, judge
 from cachepipe.domain.record import read_record
 from cachepipe.domain.statement import EntryRecord
+from cachepipe.runtime import engine as engine_module
 from cachepipe.runtime.calling import build_model, calling_context, compile_model, flatten, prepare
 from cachepipe.runtime.engine_module import EngineModule, engine_model
 from cachepipe.runtime.inputs import example_inputs
@@ -185,9 +189,9 @@ def test_a_proof_that_fell_back_is_refused_with_the_reason(built: Built, tmp_pat
     root = tmp_path / "root"
     restore(built.root, root, "true")
     engine = engine_folder(built.record.key)
-    facts = json.loads((root / engine / FILE).read_bytes())
-    facts["structure"]["self.times"] = "int 3"
-    (root / engine / FILE).write_text(json.dumps(facts))
+    facts = read_record(EngineFile, (root / engine / FILE).read_bytes(), FILE, 1 << 26)
+    changed = dataclasses.replace(facts, structure={**facts.structure, "self.times": "int 3"})
+    (root / engine / FILE).write_bytes(sealed(changed))
     evidence = run_job(built.spec, tmp_path, "prove", root=str(root), engine=engine)
     found = judge(GateLimits(min_speedup=0), built.spec, evidence, references(built.record))
     text = "self.times: built int 3, here int 2"
@@ -294,12 +298,56 @@ def test_a_shape_that_was_not_built_is_compiled_by_torch(built: Built) -> None:
     assert made.reasons == ["no shape bucket of the artifact has arguments of this form"]
 
 
+def without_digests(folder: Path) -> bytes:
+    """Returns `engine.json` as releases wrote it that kept no digests."""
+    facts = json.loads((folder / FILE).read_bytes())
+    return json.dumps({name: facts[name] for name in facts if name not in ("files", "own")}).encode()
+
+
 def test_a_native_function_that_cannot_be_loaded_costs_a_trace_only(built: Built, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes((built.folder / FILE).read_bytes())
+    (tmp_path / FILE).write_bytes(without_digests(built.folder))
     (tmp_path / "bucket-0.so").write_bytes(b"no object")
     made = Service(dataclasses.replace(built, folder=tmp_path))
     assert made.compiled == made.traced
     assert "bucket-0.so" in made.reasons[0]
+    assert "changed" not in made.reasons[0]
+
+
+def test_native_functions_without_digests_are_used_as_before(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(built.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / FILE).write_bytes(without_digests(built.folder))
+    made = Service(dataclasses.replace(built, folder=tmp_path))
+    assert made.is_right()
+    assert made.hits == ["batch=4"]
+
+
+@pytest.mark.parametrize("name", ["bucket-0.so", FILE])
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_a_byte_flipped_under_an_unchanged_mtime_is_found_before_anything_is_loaded(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, at: float
+) -> None:
+    """`already present` looks at sizes and times alone, and native code with another byte ends the process."""
+    shutil.copytree(built.folder, tmp_path, dirs_exist_ok=True)
+    before = (tmp_path / name).stat()
+    data = bytearray((tmp_path / name).read_bytes())
+    data[int(len(data) * at)] ^= 1
+    (tmp_path / name).write_bytes(data)
+    os.utime(tmp_path / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+    loaded: list[str] = []
+    monkeypatch.setattr("cachepipe.runtime.engine.load_native", loaded.append)
+    made = Service(dataclasses.replace(built, folder=tmp_path))
+    assert made.is_right()
+    assert (made.compiled, loaded, made.hits) == (made.traced, [], [])
+    assert name in made.reasons[0]
+
+
+def test_a_function_whose_digest_was_left_out_is_not_loaded(built: Built, tmp_path: Path) -> None:
+    facts = read_record(EngineFile, (built.folder / FILE).read_bytes(), FILE, 1 << 26)
+    assert set(facts.files) == {path.name for path in built.folder.iterdir()} - {FILE}
+    (tmp_path / FILE).write_bytes(sealed(dataclasses.replace(facts, files={"other.so": "0" * 64})))
+    made = Service(dataclasses.replace(built, folder=tmp_path))
+    assert made.compiled == made.traced
+    assert "bucket-0.so: no digest in `engine.json`" in made.reasons[0]
 
 
 @pytest.mark.parametrize(("field", "value"), [("format", 2), ("torch_version", "2.99.0")])
@@ -443,6 +491,69 @@ def untied(model: nn.Module) -> None:
 
 def other_shape(model: nn.Module) -> None:
     model.mask = torch.ones(1)
+
+
+class TellingLock:
+    """A lock that tells before a second thread waits for it."""
+
+    def __init__(self, lock: Any, told: threading.Event) -> None:
+        self._lock, self._told, self._is_taken = lock, told, False
+
+    def __enter__(self) -> None:
+        if self._is_taken:
+            self._told.set()
+        self._lock.acquire()
+        self._is_taken = True
+
+    def __exit__(self, *error: object) -> None:
+        self._is_taken = False
+        self._lock.release()
+
+
+def more_times(model: nn.Module) -> None:
+    model.times += 1
+
+
+@pytest.mark.parametrize(("place", "change"), [("_bind", replaced), ("differences", more_times)])
+def test_a_call_never_sees_the_module_between_two_descriptions(
+    service: Service, monkeypatch: pytest.MonkeyPatch, place: str, change: Callable[[nn.Module], None]
+) -> None:
+    """One thread stands where the new description is taken and its weights, or its verdict, are not; another one calls."""
+    service.call()
+    engine = service.compiled._engine
+    is_between, moved = threading.Event(), threading.Event()
+    owner: Any = engine if place == "_bind" else engine_module
+    whole = getattr(owner, place)
+
+    def halted(*words: Any) -> Any:
+        if place == "_bind" or words[0] is engine._file.structure:
+            is_between.set()
+            assert moved.wait(30), "the other call neither came to the lock nor returned"
+        return whole(*words)
+
+    monkeypatch.setattr(owner, place, halted)
+    monkeypatch.setattr(engine, "_lock", TellingLock(engine._lock, moved))
+    with torch.no_grad():
+        change(service.model)
+    inputs = service.inputs()
+
+    def call() -> Any:
+        with calling_context(service.spec):
+            return service.compiled(**inputs)["y"]
+
+    def other_call() -> Any:
+        assert is_between.wait(30)
+        try:
+            return call()
+        finally:
+            moved.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [one.result() for one in [pool.submit(call), pool.submit(other_call)]]
+    with calling_context(service.spec):
+        wanted = service.model(**inputs)["y"]
+    for one in found:
+        torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-4)
 
 
 def other_strides(model: nn.Module) -> None:
@@ -785,8 +896,6 @@ def test_reasons_are_said_once_and_not_without_end(service: Service) -> None:
 
 
 def test_calls_from_many_threads_are_right_while_weights_are_replaced(service: Service) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     def one(number: int) -> bool:
         if number % 5 == 0:
             service.model.inner.shift = service.model.inner.shift.clone()

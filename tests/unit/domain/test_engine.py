@@ -1,6 +1,42 @@
 from __future__ import annotations
 
-from cachepipe.domain.engine import differences, engine_folder, in_words
+import json
+from dataclasses import replace
+
+import pytest
+
+from cachepipe.domain.engine import FILE, FORMAT, EngineFile, check_own, differences, engine_folder, in_words, sealed
+from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.errors import IntegrityError
+
+FACTS = EngineFile(FORMAT, "2.13.0", ("x",), (), {"self.weight": "float32 [4, 8]"}, {}, (), {"bucket-0.so": "0" * 64})
+
+
+def read(data: bytes) -> EngineFile:
+    facts = read_record(EngineFile, data, FILE, 1 << 20)
+    check_own(facts, data)
+    return facts
+
+
+def test_what_was_sealed_is_read_and_every_flipped_bit_is_found() -> None:
+    data = sealed(FACTS)
+    assert replace(read(data), own="") == FACTS
+    for place in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << (place % 8)
+        with pytest.raises(IntegrityError):
+            read(bytes(flipped))
+
+
+def test_a_file_of_a_release_that_kept_no_digests_is_read() -> None:
+    tree = json.loads(record_bytes(replace(FACTS, files={})))
+    del tree["files"], tree["own"]
+    assert read(json.dumps(tree).encode()).torch_version == "2.13.0"
+
+
+def test_digests_without_a_seal_are_refused() -> None:
+    with pytest.raises(IntegrityError, match="wanted a digest"):
+        read(record_bytes(FACTS))
 
 
 def test_equal_descriptions_do_not_differ() -> None:
