@@ -14,6 +14,7 @@ folder where the artifact lies (Triton's group files): then size and digest are 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ FORMAT = 1
 MODES = (0o644, 0o755)
 ROOT_TOKEN = "@CACHEPIPE_ROOT@"
 
-_PART = re.compile(r"[A-Za-z0-9._+=-]+", re.ASCII)
+_PART = re.compile(r"[A-Za-z0-9._+=-]{1,255}", re.ASCII)  # longer names no file system takes
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -146,8 +147,8 @@ def _read_row(row: Json, packs: int, entries: int, limits: Limits) -> FileRow:
         raise IntegrityError("file table", f"token flag of {path} is not true or false")
     if not isinstance(serves, list) or not all(_is_count(number, entries - 1) for number in serves):
         raise IntegrityError("file table", f"entries of {path} are not in the statement")
-    if not isinstance(segments, list):
-        raise IntegrityError("file table", f"segments of {path} are not a list")
+    if not isinstance(segments, list) or len(segments) > limits.segments:
+        raise IntegrityError("file table", f"segments of {path} are not a list, or more than {limits.segments}")
     cut = tuple(_read_segment(segment, path, packs, limits) for segment in segments)
     found = sum(segment.length for segment in cut)
     if found != size:
@@ -173,7 +174,7 @@ def _check_names(table: FileTable) -> None:
     paths = [row.path for row in table.files]
     names = set(paths)
     if len(names) != len(paths):
-        twice = sorted(path for path in names if paths.count(path) > 1)[0]
+        twice = min(path for path, count in Counter(paths).items() if count > 1)
         raise IntegrityError("file table", f"path {twice} is given twice")
     for path in paths:
         parent = path

@@ -24,6 +24,8 @@ class Limits:
     unpacked_bytes: int = 8 * GIB
     files: int = 20_000
     file_bytes: int = GIB
+    segments: int = 1024
+    """Of one file: the largest file in whole packs has 128."""
     path_bytes: int = 512
     path_parts: int = 16
     signatures: int = 8
