@@ -194,6 +194,6 @@ def open_store(url: str, choice: TrustChoice = NO_CHOICE, now: datetime | None =
         raise StoreError(f"a store's path must be absolute: {url[:200]!r}", hint="use file:///path")
     from cachepipe.adapters.local_store import LocalStore
 
-    store = LocalStore(path)
-    store.trust_choice, store.now = choice, now
+    store = LocalStore(path, choice)
+    store.now = now
     return store
