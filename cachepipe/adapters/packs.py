@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zstandard
 
-from cachepipe.adapters.cachetree import TreeFile, list_tree
 from cachepipe.domain.artifact import ROOT_TOKEN, Blob, FileRow, FileTable, Segment, check_path, table_bytes
 from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.record import sha256
 from cachepipe.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from cachepipe.adapters.cachetree import TreeFile
 
 LEVEL = 3
 _MAGIC = b"\x28\xb5\x2f\xfd"
@@ -60,6 +62,8 @@ def pack_tree(
         IntegrityError: a path that no restore accepts, more or larger files than one accepts, or a group file that
             already holds the token.
     """
+    from cachepipe.adapters.cachetree import list_tree  # what only writers need is not imported by a restore
+
     files = sorted((file for file in list_tree(tree) if file.path in serves), key=_pack_order)
     if len(files) > limits.files:
         raise IntegrityError("tree", "too many files", wanted=f"<= {limits.files}", found=len(files))
@@ -110,6 +114,8 @@ def moved_copy(tree: Path, root: str, target: Path) -> None:
 
     Group files name their members absolutely; a member that is not there makes Triton compile the kernel anew.
     """
+    from cachepipe.adapters.cachetree import list_tree
+
     for file in list_tree(tree):
         data, has_token, _ = _portable(file, (tree / file.path).read_bytes(), root)
         there = target / file.path
@@ -170,6 +176,8 @@ def write_blob(data: bytes, out: Path, limit: int) -> Blob:
     Raises:
         IntegrityError: `data` is longer than `limit`.
     """
+    import tempfile
+
     if len(data) > limit:
         raise IntegrityError("blob", "too large", wanted=f"<= {limit} bytes", found=len(data))
     frame = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True).compress(data)

@@ -64,15 +64,18 @@ def timestamp(now: datetime) -> str:
 
 
 def parse_timestamp(text: str, what: str) -> datetime:
-    """Returns the time in `text` as written by `timestamp`.
+    """Returns the time in `text`, exactly as `timestamp` writes it. Not by strptime, whose import takes 3 ms of a restore.
 
     Raises:
         IntegrityError: another form.
     """
     try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        found = datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=timezone.utc)
     except ValueError as error:
         raise IntegrityError(what, f"not a time: {text[:40]!r}") from error
+    if timestamp(found) != text:
+        raise IntegrityError(what, f"not a time as `2026-11-30T10:00:00Z`: {text[:40]!r}")
+    return found
 
 
 def first_index(name: str, channel: str, rows: tuple[IndexRow, ...], now: datetime, nonce: str) -> Index:

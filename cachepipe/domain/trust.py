@@ -30,7 +30,7 @@ from cachepipe.domain.record import Json, canonical_bytes, parse_json, sha256
 from cachepipe.errors import IntegrityError, TrustError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 
 STATEMENT_PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ROLE_OF_TYPE = {STATEMENT_PAYLOAD_TYPE: STATEMENT, INDEX_PAYLOAD_TYPE: INDEX}
@@ -214,14 +214,27 @@ def _counted(
 
 def _is_signed_by(key: Key, sig: bytes, message: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-    from cryptography.hazmat.primitives.hashes import SHA256
 
     try:
-        _public_key(key).verify(sig, message, ECDSA(SHA256()))
+        _public_key(key).verify(sig, message, _algorithm())
     except InvalidSignature:
         return False
     return True
+
+
+def _algorithm() -> ECDSA:
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    class Sha256(ECDSA):
+        """ECDSA's own constructor imports ciphers and RSA, 5 ms of a restore, to ask about signing without chance."""
+
+        algorithm = SHA256()
+
+        def __init__(self) -> None:
+            pass
+
+    return Sha256()
 
 
 def check_keys(policy: Policy) -> Policy:

@@ -24,7 +24,6 @@ from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters import cachedir
-from cachepipe.adapters.cachetree import merge_trees
 from cachepipe.adapters.cold_folder import sweep_cold
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.floors import path_of, remember_version, seen_version
@@ -289,6 +288,8 @@ def _write(
     for number, part in parts.items():
         part.mkdir(parents=True)
         _write_one(store, statements[number], part, folder, deadline)
+    from cachepipe.adapters.cachetree import merge_trees  # one release needs no merging, and imports less
+
     paths = sorted(merge_trees(parts, temporary))
     _remove(str(temporary / _PARTS))
     return tuple(_written(temporary / path, temporary) for path in paths)
