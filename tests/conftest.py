@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 if str(REPOSITORY) not in sys.path:
@@ -22,6 +23,8 @@ if str(REPOSITORY) not in sys.path:
 from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
+
+settings.register_profile("nightly", max_examples=20_000, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Artifacts of every format that was ever released stay restorable; a format that is not known is refused by name."""
+"""Artifacts of every format that was ever released stay restorable (T-COMPAT); a format that is not known is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do; a new store is one more row in `FACTORIES`."""
+"""What every store must do (T-CONTRACT); a new store is one more row in `FACTORIES`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault of a store × everything that is asked of it, each with its written outcome, once and for ever.
+"""Every fault of a store × everything that is asked of it (T-FAULT), each with its written outcome, once and for ever.
 
 12 faults × (hint, index, statement, pack read; pack and index written) = 72 cells, and the write whose answer is lost. A real
 server stands behind the proxy, so signatures, conditions and checksums are real. In every cell: what is restored is whole, what

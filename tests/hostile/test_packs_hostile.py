@@ -1,4 +1,4 @@
-"""Attacks on packs, tables and their restore. Each must end in our own error that names what was wanted and found, with
+"""Attacks on packs, tables and their restore (T-BOMB, T-DIR). Each must end in our own error that names what was wanted and found, with
 nothing written outside the target. Ideas: zip and tar bombs, path games, frames that lie about their size."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What another user, a crash or a hostile store left where a restore works: it is not used, not followed, not harmed."""
+"""What another user, a crash or a hostile store left where a restore works (T-DIR): it is not used, not followed, not harmed."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Private folders (T-DIR): which are accepted, which are refused, and how a tree gets there."""
+
 from __future__ import annotations
 
 import os

@@ -1,7 +1,8 @@
-"""Properties of what a restore trusts, over generated values: paths, indexes, policies, signatures, limits."""
+"""Properties of what a restore trusts (T-PROP), over generated values: paths, indexes, policies, signatures, limits."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import string
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachepipe.domain.artifact import check_path
+from cachepipe.domain.artifact import Blob, check_path, read_table
 from cachepipe.domain.fingerprint import Fingerprint, Part
 from cachepipe.domain.freshness import check_fresh, expiry
 from cachepipe.domain.index import (
@@ -27,7 +28,7 @@ from cachepipe.domain.index import (
     timestamp,
     with_row,
 )
-from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.policy import FORMAT, ChannelRule, Key, Policy, policy_bytes, read_policy
 from cachepipe.domain.trust import Signature, open_envelope, seal, verify
 from cachepipe.errors import IntegrityError, TrustError
@@ -177,3 +178,32 @@ def test_a_key_has_the_roles_that_are_listed_and_dev_has_all(role: str, is_dev: 
     other = "index" if role == "statement" else "statement"
     found = Key("k", "p", ("dev",) if is_dev else (role,) if is_listed else (other,))
     assert found.has_role(role) == (is_dev or is_listed)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    st.builds(
+        Limits,
+        *([st.just(1 << 20)] * 4),
+        st.integers(1, 50),
+        st.integers(1, 200),
+        st.integers(0, 8),
+        st.integers(1, 50),
+    ),
+    st.integers(0, 3),
+)
+def test_what_small_limits_accept_larger_ones_accept_too(sizes: list[int], limits: Limits, more: int) -> None:
+    cuts = [[[0, sum(sizes[:n]), size]] if size else [] for n, size in enumerate(sizes)]
+    rows = [[f"f{n}", 0o644, size, "0" * 64, cuts[n], [0], False] for n, size in enumerate(sizes)]
+    data = json.dumps({"files": rows, "format": 1, "root": "/r"}).encode()
+    pack = (Blob("0" * 64, 1, sum(sizes)),)
+    larger = replace(
+        limits,
+        **{name: getattr(limits, name) + more for name in ("pack_raw_bytes", "unpacked_bytes", "files", "file_bytes")},
+    )
+    try:
+        found = read_table(data, pack, 1, limits)
+    except IntegrityError:
+        return
+    assert read_table(data, pack, 1, larger) == found
+    assert len(found.files) <= limits.files and found.unpacked_bytes <= limits.unpacked_bytes
