@@ -260,6 +260,7 @@ def test_accept_pinned_wants_a_signature_and_looks_at_none() -> None:
         (envelope_of(signatures=[signature(sig="no base64")]), "not strict base64"),
         (envelope_of(payload="YR=="), "not strict base64"),
         (envelope_of(signatures=[signature("a"), signature("a")]), "a key signed twice"),
+        (envelope_of(signatures=[signature("a"), signature("a"), signature("b")]), "a key signed twice"),
         (envelope_of(signatures=[signature("b"), signature("a")]), "not in the order of their keys"),
         (envelope_of(signatures=[signature("a"), signature("c"), signature("b")]), "not in the order of their keys"),
         (seal(b"x", "t") + b" ", "not in canonical form"),
