@@ -212,6 +212,9 @@ def test_the_status_says_what_the_threshold_was_reached_with() -> None:
     dev, own = authority.key("d", "dev"), authority.key("i", "index")
     mixed = authority.sealed(b"x", PAYLOAD_TYPE, "i")
     assert trust.verify(mixed, PAYLOAD_TYPE, "x", authority.policy(dev, own), NOW).status == "signed"
+    more = authority.sealed(b"x", PAYLOAD_TYPE, "i", "i2")
+    two = authority.policy(dev, own, authority.key("i2", "index"))
+    assert trust.verify(more, PAYLOAD_TYPE, "x", two, NOW).status == "signed"
     alone = authority.sealed(b"x", PAYLOAD_TYPE, "d", prefix="dev-")
     assert trust.verify(alone, PAYLOAD_TYPE, "x", authority.policy(dev, own), NOW).status == "development key"
 
