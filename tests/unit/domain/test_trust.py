@@ -233,6 +233,8 @@ def test_the_earliest_end_of_the_keys_that_count_is_told() -> None:
 def test_accept_unsigned_still_tells_signed_from_unsigned_and_refuses_a_false_signature() -> None:
     judge, kind = authority.policy(), PAYLOAD_TYPE
     found = trust.accept_unsigned(authority.sealed(b"x", kind, "i"), kind, "x", judge, NOW)
+    two = authority.policy(authority.key("i", "index"), authority.key("i2", "index"))
+    assert trust.accept_unsigned(authority.sealed(b"x", kind, "i", "i2"), kind, "x", two, NOW).status == "signed"
     assert (found.payload, found.status) == (b"x", "signed")
     for envelope, status in (
         (seal(b"y", kind), "unsigned"),
