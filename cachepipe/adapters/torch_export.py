@@ -93,7 +93,8 @@ def _export_into(spec: EntrySpec, model: torch.nn.Module, folder: Path, log: Exp
         log.say(f"compiled {bucket_label(shape_bucket)}")
     # 4
     names = tuple(sorted(called.names()))
-    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.iterdir())}
+    made = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): sha256(path.read_bytes()) for path in made}
     facts = EngineFile(
         FORMAT, torch.__version__, parameter_names(model), names, structure.texts, ambient, tuple(functions), files
     )

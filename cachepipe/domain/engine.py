@@ -67,7 +67,7 @@ class EngineFile:
     ambient: Mapping[str, str]
     functions: tuple[BucketFunction, ...]
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name → SHA-256 of every file beside this one. Empty: of a release that kept none; its files are taken as they are."""
+    """Path → SHA-256 of every file beside or below this one. Empty: of a release that kept none; its files are taken as they are."""
     own: str = ""
     """SHA-256 of this record's bytes with this text empty."""
 
