@@ -225,22 +225,23 @@ def test_m8_an_extra_file_in_a_keys_folder_is_unpickled_at_lookup(
     assert (status != 0, line == "called") == (is_fatal, not is_fatal), err
 
 
-@pytest.mark.parametrize("damage", ["empty", "half"])
 def test_m9_a_damaged_file_of_the_tree_ends_some_services_and_others_not(
-    tmp_path: Path, bundle: tuple[bytes, Path], damage: str
+    tmp_path: Path, bundle: tuple[bytes, Path]
 ) -> None:
     """Which is why every file is checked before a service starts."""
     files = [path.relative_to(bundle[1]) for path in sorted(bundle[1].rglob("*")) if path.is_file()]
     victims = [path for path in files if path.suffix == ".so" or path.parts[0] in ("fxgraph", "aotautograd")]
-    statuses = []
-    for number, path in enumerate(victims):
-        cache = tmp_path / f"cache{number}"
-        shutil.copytree(bundle[1], cache)
-        data = (cache / path).read_bytes()
-        (cache / path).write_bytes(b"" if damage == "empty" else data[: len(data) // 2])
-        statuses.append(child(tmp_path / f"run{number}", COMPILE, cache=cache)[0])
-    assert 0 in statuses  # a miss, or a hit on something else
-    assert any(statuses)
+    statuses = {}
+    for path in victims:
+        for damage in ("empty", "half"):
+            name = f"{len(statuses)}"
+            cache = tmp_path / f"cache{name}"
+            shutil.copytree(bundle[1], cache)
+            data = (cache / path).read_bytes()
+            (cache / path).write_bytes(b"" if damage == "empty" else data[: len(data) // 2])
+            statuses[f"{path} {damage}"] = child(tmp_path / f"run{name}", COMPILE, cache=cache)[0]
+    assert 0 in statuses.values(), statuses  # a miss, or a hit on something else
+    assert any(statuses.values()), statuses
 
 
 def test_m10_a_cache_folder_that_everyone_can_write_is_used_without_complaint(tmp_path: Path) -> None:
@@ -248,8 +249,7 @@ def test_m10_a_cache_folder_that_everyone_can_write_is_used_without_complaint(tm
     cache.mkdir()
     cache.chmod(0o777)
     status, _, err = child(tmp_path / "run", COMPILE, cache=cache)
-    assert status == 0
-    assert "777" not in err
+    assert (status, [line for line in err.splitlines() if str(cache) in line]) == (0, [])
     assert any(cache.iterdir())
 
 
