@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from datetime import datetime
 
 import pytest
@@ -299,3 +299,18 @@ def test_the_longest_text_that_is_read_is_the_larger_of_both_limits() -> None:
         assert open_envelope(fits, "t", "x", chosen).payload == b"x" * 100
         with pytest.raises(IntegrityError, match="too long: wanted <= 300 bytes"):
             open_envelope(long, "t", "x", chosen)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        trust.Signature("k", b"s"),
+        trust.Envelope(b"x", "t", ()),
+        trust.Verified(b"x", "signed", ""),
+    ],
+    ids=["signature", "envelope", "verdict"],
+)
+def test_what_was_judged_cannot_be_changed_afterwards(found: object) -> None:
+    for name in vars(found):
+        with pytest.raises(FrozenInstanceError):
+            setattr(found, name, "other")
