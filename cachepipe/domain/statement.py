@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from cachepipe.domain.artifact import Blob, is_digest
 from cachepipe.domain.entry import EntrySpec
-from cachepipe.domain.evidence import Phases
 from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.limits import LIMITS, Limits
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
 from cachepipe.errors import IntegrityError
 

@@ -83,7 +83,10 @@ def folder_name(names: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def open_present(
-    folder: str, statements: Sequence[str], refused: list[str] | None = None
+    folder: str,
+    statements: Sequence[str],
+    refused: list[str] | None = None,
+    own: tuple[Marker, bytes] | None = None,
 ) -> tuple[Marker, Lease] | None:
     """Returns marker and shared lease of a folder that holds exactly these statements, unharmed; None otherwise.
 
@@ -91,9 +94,10 @@ def open_present(
         folder: that may hold them.
         statements: digests of all that it must hold.
         refused: gets the reason, if something is there.
+        own: the marker that this process has just written there, and its bytes: they are compared, not read anew.
     """
     try:
-        marker, lease = _open_marked(folder)
+        marker, lease = _open_marked(folder, own)
     except (CachepipeError, OSError) as error:
         _refuse(folder, error, refused)
         return None
@@ -113,7 +117,7 @@ def _refuse(folder: str, error: Exception, refused: list[str] | None) -> None:
         refused.append(f"{folder} was restored before and cannot be used: {str(error).removeprefix(f'{folder}: ')}")
 
 
-def _open_marked(folder: str) -> tuple[Marker, Lease]:
+def _open_marked(folder: str, own: tuple[Marker, bytes] | None = None) -> tuple[Marker, Lease]:
     if not os.path.lexists(os.path.join(folder, marks.PATH)):
         raise UnsafePathError(folder, "has no marker")
     cachedir.check_private(folder)
