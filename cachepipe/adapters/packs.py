@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +169,8 @@ def write_blob(data: bytes, out: Path, limit: int) -> Blob:
     Raises:
         IntegrityError: `data` is longer than `limit`.
     """
+    import tempfile  # costs milliseconds that a restore does not pay
+
     if len(data) > limit:
         raise IntegrityError("blob", "too large", wanted=f"<= {limit} bytes", found=len(data))
     frame = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True).compress(data)

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, product
 
@@ -141,7 +141,7 @@ def _check_files(folder: str, marker: Marker) -> None:
     """Compares every file's stat; where it changed, the bytes. A link in place of a folder is a change, whatever it names."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for below in sorted({above for row in marker.files for above in _folders_of(row.path)}):
+        for below in _folders_above(marker.files):
             if not stat.S_ISDIR(os.stat(below, dir_fd=handle, follow_symlinks=False).st_mode):
                 raise IntegrityError(below, "no folder any more")
         for row in marker.files:
@@ -152,10 +152,14 @@ def _check_files(folder: str, marker: Marker) -> None:
         os.close(handle)
 
 
-def _folders_of(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
+def _folders_above(files: Iterable[marks.MarkedFile]) -> list[str]:
+    found: set[str] = set()
+    for row in files:
+        above = row.path.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return sorted(found)
 
 
 def _check_bytes(folder: int, row: marks.MarkedFile) -> None:
