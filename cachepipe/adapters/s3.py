@@ -132,7 +132,7 @@ class S3Store(Trusting):
                 if self._is_ours_perhaps(key, nonce):
                     return True
                 raise self._failed(error) from error
-            self._check_stored(key, data, answer)
+            self._check_stored(key, data, request.get("ChecksumSHA256") or _base64(data), answer)
             return True
         raise AssertionError("unreachable")
 
@@ -191,13 +191,13 @@ class S3Store(Trusting):
     def _body(self, data: bytes) -> dict[str, Any]:
         return {"Body": data, **({"ChecksumSHA256": _base64(data)} if self.settings.has_checksums else {})}
 
-    def _check_stored(self, key: str, data: bytes, answer: dict[str, Any]) -> None:
+    def _check_stored(self, key: str, data: bytes, digest: str, answer: dict[str, Any]) -> None:
         """Returns if the server stored these very bytes: by its answer, by what it says of the object, or by reading it.
 
         Raises:
             IntegrityError: it stored others.
         """
-        wanted = (len(data), _base64(data))
+        wanted = (len(data), digest)
         found = (len(data), answer.get("ChecksumSHA256"))  # a server computes it over the whole body
         if self.settings.has_checksums and found[1] is None:
             told = self._head(key) or {}
@@ -308,9 +308,14 @@ def _loader(data_path: str | None) -> Any:
 def _config(settings: S3Settings) -> Config:
     style: Any = "auto" if settings.is_path_style is None else "path" if settings.is_path_style else "virtual"
     scheme = settings.endpoint.partition("://")[0] or "https"
+    options: Any = {"addressing_style": style}
+    if settings.has_checksums:
+        # Every body then comes with its digest in a signed header. A second one is asked for over http alone, and costs
+        # both sides as much again.
+        options["payload_signing_enabled"] = False
     return Config(
         signature_version=botocore.UNSIGNED if settings.is_unsigned else "s3v4",
-        s3={"addressing_style": style},
+        s3=options,
         retries={"mode": "standard", "total_max_attempts": TRIES},
         connect_timeout=CONNECT_S,
         read_timeout=READ_S,
