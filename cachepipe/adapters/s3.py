@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ import botocore
 import botocore.loaders
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
 from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
@@ -38,6 +39,8 @@ from cachepipe.errors import IntegrityError, StoreError
 CONNECTIONS = 32
 _BROKEN = (BotoCoreError, HTTPError)
 """The second, urllib3's, comes through when the body of an error breaks off."""
+_CONNECTION = re.compile(r"(<\S+ object at 0x[0-9a-f]+>|AWSHTTPS?Connection\([^)]*\)): ")
+"""urllib3 names the connection in its errors, where the address stands already."""
 _NONCE = "cachepipe-nonce"
 _PER_DELETE = 1000
 """S3's own limit."""
@@ -259,10 +262,9 @@ class S3Store(Trusting):
     def _failed(self, error: Exception) -> StoreError:
         if isinstance(error, NoCredentialsError):
             return no_credentials("all providers of boto3", "none has any", self.settings)
-        cause = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
-        if cause is not None:
-            return unreachable(f"{error}: {cause}" if str(cause) not in str(error) else str(error), self.settings)
-        return unreachable(str(error), self.settings)
+        cause = error.kwargs.get("error") if isinstance(error, BotoCoreError) else None
+        text = str(error) if cause is None or str(cause) in str(error) else f"{error}: {cause}"
+        return unreachable(_CONNECTION.sub("", text), self.settings)
 
     @property
     def _client(self) -> Any:
