@@ -127,7 +127,8 @@ def _open_marked(folder: str, own: tuple[Marker, bytes] | None = None) -> tuple[
         read_only = "read-only: mount something writable there, or name another folder by `--dest`"
         raise UnsafePathError(folder, "is being replaced" if is_free else read_only)
     try:
-        marker = read_marker(cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes))
+        data = cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes)
+        marker = own[0] if own is not None and own[1] == data else read_marker(data)
         if marker.root != os.path.abspath(folder):
             raise UnsafePathError(folder, f"was made for `{marker.root}`")
         check_variables(marker.variables)
