@@ -38,7 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _restore(words: list[str], own: list[str]) -> int:
+    import gc
     import signal
+
+    gc.disable()  # this process is short and makes no rings to speak of; looking for them is a twentieth of its work
+    # A thread that has fetched or unpacked waits no longer than this for one that parses the file table (default: 5 ms);
+    # measured on two busy cores: a restore of 370 MB takes a sixth less time.
+    sys.setswitchinterval(0.0002)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported it ends us without a traceback

@@ -35,7 +35,6 @@ import bench_tree  # noqa: E402 - ci/ is no package
 
 from cachepipe.adapters.machine import builder_fingerprint  # noqa: E402
 from cachepipe.adapters.packs import pack_tree, write_blob  # noqa: E402
-from cachepipe.adapters.store import open_store  # noqa: E402
 from cachepipe.domain.index import timestamp  # noqa: E402
 from cachepipe.domain.limits import LIMITS  # noqa: E402
 from cachepipe.domain.lock import FORMAT as LOCK_FORMAT  # noqa: E402
@@ -148,7 +147,7 @@ def prepare(work: Path, size_mb: int, server: seaweed.Seaweed, shaped: Path) -> 
     prefix = f"bench-{size_mb}"
     url = f"s3://{seaweed.S3_BUCKET}/{prefix}?endpoint={server.endpoint}"
     packed = pack(work / f"pack-{size_mb}", tree, f"bench-{size_mb}")
-    store, statement = open_store(url), packed.statement
+    store, statement = s3.opened(url), packed.statement
     began, cpu = time.monotonic(), time.process_time()
     row = publish(store, statement.release, "stable", packed, datetime.now(timezone.utc))
     seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
@@ -205,7 +204,7 @@ def store_tar(server: seaweed.Seaweed, key: str, tar: Path) -> None:
 
 
 def mirror(url: str, folder: Path) -> None:
-    store = open_store(url)
+    store = s3.opened(url)
     for key in store.list(""):
         data = store.get(key, 1 << 30)
         assert data is not None

@@ -33,17 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder that all processes of this test run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed = len(terminalreporter.stats.get("passed", ()))
     write_counts({"part": "tests", "store": "all", "passed": passed})
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[seaweed.Seaweed]:
-    """A real S3 server, started when the first test of the run asks for it."""
-    server = seaweed.start()
-    yield server
-    server.stop()
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Seaweed]:
+    """A real S3 server, started when the first test of the run asks for it, for all its processes."""
+    with seaweed.shared(run_folder(tmp_path_factory) / "seaweed") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +71,7 @@ def quickstart_release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rel
 
     Tests must not change it: restore to another folder, or copy the store.
     """
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
+    base = run_folder(tmp_path_factory)
     record = base / "quickstart.json"
     made = None
     with (base / "quickstart.lock").open("w") as lock:

@@ -256,19 +256,29 @@ def write_and_read_test(folder: str) -> None:
         UnsafePathError: it cannot.
         IntegrityError: other bytes come back.
     """
-    probe = os.path.join(folder, f".probe.{os.urandom(4).hex()}")
     try:
-        handle = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = _nameless_file(folder)
         try:
             os.write(handle, b"cachepipe")
             found = os.pread(handle, 16, 0)
         finally:
             os.close(handle)
-            os.unlink(probe)
     except OSError as error:
         raise UnsafePathError(folder, f"a file cannot be written and read ({error.strerror})") from error
     if found != b"cachepipe":
-        raise IntegrityError(probe, "read back", wanted=b"cachepipe", found=found)
+        raise IntegrityError(f"a file in {folder}", "read back", wanted=b"cachepipe", found=found)
+
+
+def _nameless_file(folder: str) -> int:
+    """Returns a new file that no kill can leave behind; where the file system has no such files, one that loses its name at once."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        pass  # not supported, under several numbers; or not writable, which the next call says
+    path = os.path.join(folder, f".probe.{os.urandom(4).hex()}")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return handle
 
 
 def sweep(final: str, now: float, stale_s: float = STALE_S) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -156,6 +155,8 @@ def name_cubins_in_full(root: Path) -> tuple[str, ...]:
     Source: triton/compiler/compiler.py (`compile`) 3.6.0; torch/_inductor/runtime/triton_heuristics.py
     (`reload_cubin_path`) 2.11.0.
     """
+    import shutil  # costs milliseconds that a restore does not pay
+
     made = []
     for metadata in sorted(root.glob("triton/*/*/*.json")):
         if len(metadata.stem) < TRITON_NAME_CHARS or metadata.name.startswith("__grp__"):

@@ -2,7 +2,8 @@
 
 Regular files only, names as in the table (already checked), every folder and file created exclusively and without
 following links, modes 0644 or 0755 whatever the umask is. Fetchers are daemon threads: a read that hangs can hold
-neither the caller beyond its deadline nor the process.
+neither the caller beyond its deadline nor the process. They begin before the table is there: while it is on its way, read
+and checked on one core, packs are fetched, verified and unpacked on the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from typing import NamedTuple
 from cachepipe.adapters.packs import open_blob, placed
 from cachepipe.domain.artifact import Blob, FileRow, FileTable, Segment
 from cachepipe.domain.limits import LIMITS, MIB
+from cachepipe.domain.marker import MarkedFile
 from cachepipe.domain.record import sha256
 from cachepipe.errors import CachepipeError, DeadlineError, IntegrityError, NoRoomError, StoreError, UnsafePathError
 from cachepipe.failpoints import reached
@@ -34,15 +37,6 @@ BUFFERS = 6
 """Unpacking is bound by cores; more buffers than those and one only cost memory, 8 MiB each."""
 _GROUP_FILE_BYTES = MIB
 """A group file names the dozen files of one kernel."""
-
-
-class WrittenFile(NamedTuple):
-    path: str
-    size_bytes: int
-    mtime_ns: int
-    inode: int
-    sha256: str
-    """Of the bytes on disk: for a group file not the table's digest."""
 
 
 class _Piece(NamedTuple):
@@ -61,13 +55,33 @@ def materialise(  # noqa: PLR0913 - two of the seven are keywords
     *,
     fetchers: int = 12,
     deadline: float,
-) -> tuple[WrittenFile, ...]:
+) -> tuple[MarkedFile, ...]:
     """Writes every file of the table, exactly once and with exactly its bytes, or raises.
+
+    Args:
+        table: read by `read_table`, which checked names and segments.
+
+    All else is as of `fetching`.
+    """
+    with fetching(fetch, packs, target, root, fetchers=fetchers, deadline=deadline) as writing:
+        return writing.finish(table)
+
+
+@contextmanager
+def fetching(
+    fetch: Callable[[str], bytes | memoryview],
+    packs: Sequence[Blob],
+    target: Path,
+    root: str,
+    *,
+    fetchers: int = 12,
+    deadline: float,
+) -> Iterator[Writing]:
+    """Gives what writes the packs' files once its `finish` is told the table; until then it fetches and unpacks ahead.
 
     Args:
         fetch: digest → compressed bytes as the store gives them; called from several threads.
         packs: the statement's packs.
-        table: read by `read_table`, which checked names and segments.
         target: existing, private, empty folder; what is in it after an error must not be used.
         root: absolute folder that group files shall name: where the tree will finally lie.
         fetchers: threads; the biggest packs are fetched first, up to 4 tries around read and verification.
@@ -76,31 +90,37 @@ def materialise(  # noqa: PLR0913 - two of the seven are keywords
     Raises:
         IntegrityError: a pack is absent or not what its digest says after all tries, or something stands in the target.
         StoreError: the store failed after all tries.
-        NoRoomError: the file system is full.
+        NoRoomError: the file system is full, or no thread can be started.
         UnsafePathError: the target cannot be written.
         DeadlineError: time ran out.
     """
-    work = _Work(fetch, packs, table, target, root)
-    work.run(min(fetchers, len(packs)), deadline)
-    return work.written(target)
+    writing = Writing(fetch, packs, target, root, deadline)
+    try:
+        writing.start(min(fetchers, len(packs)))
+        yield writing
+    finally:
+        writing.stop()
 
 
-class _Work:
+class Writing:
     """The state that fetchers share; why a class: seven things under one lock."""
 
     def __init__(
         self,
         fetch: Callable[[str], bytes | memoryview],
         packs: Sequence[Blob],
-        table: FileTable,
         target: Path,
         root: str,
+        deadline: float,
     ) -> None:
-        self._fetch, self._packs, self._table, self._root = fetch, packs, table, root
-        self._pieces: dict[int, list[_Piece]] = defaultdict(list)
+        self._fetch, self._packs, self._root, self._deadline = fetch, packs, root, deadline
+        self._pieces: dict[int, list[_Piece]] | None = None
+        """Pack → what to write of it; None until the table is there and its folders are made."""
         self._queue = sorted(range(len(packs)), key=lambda number: packs[number].size_bytes)
         self._open_packs = len(packs)
         self._placed_digests: dict[str, str] = {}
+        self._facts: dict[str, os.stat_result] = {}
+        """Of files that were written as a whole, right after that."""
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._in_flight = 0
@@ -108,16 +128,50 @@ class _Work:
         self._buffers: SimpleQueue[bytearray | None] = SimpleQueue()
         for _ in range(min(len(os.sched_getaffinity(0)) + 1, BUFFERS)):
             self._buffers.put(None)
+        self._where = str(target)
         try:
             self._target = os.open(target, _FOLDER)
-            self._prepare()
         except OSError as error:
-            raise _translated(error, str(target)) from error
+            raise _translated(error, self._where) from error
 
-    def _prepare(self) -> None:
+    def start(self, fetchers: int) -> None:
+        for number in range(fetchers):
+            try:
+                threading.Thread(target=self._serve, name=f"fetch-{number}", daemon=True).start()
+            except RuntimeError as error:
+                if number == 0:
+                    raise NoRoomError(
+                        "no thread can be started", hint="raise the service's limit of memory or of processes"
+                    ) from error
+                break  # a limit on processes or memory: those that run fetch all
+
+    def finish(self, table: FileTable) -> tuple[MarkedFile, ...]:
+        """Returns all files as they lie in the target now; see `fetching` for what it raises."""
+        try:
+            pieces = self._prepare(table)
+        except OSError as error:
+            raise _translated(error, self._where) from error
+        with self._changed:
+            self._pieces = pieces
+            self._changed.notify_all()
+            is_over = self._changed.wait_for(
+                lambda: self._error is not None or self._open_packs == 0, max(0.0, self._deadline - time.monotonic())
+            )
+        if self._error is not None:
+            raise self._error
+        if not is_over:
+            raise DeadlineError(f"time ran out with {self._open_packs} of {len(self._packs)} packs missing")
+        return self._written(table)
+
+    def stop(self) -> None:
+        """Makes the fetchers end, each after what it is at; after `finish` there are none."""
+        self._fail(DeadlineError("given up"))
+
+    def _prepare(self, table: FileTable) -> dict[int, list[_Piece]]:
         """Creates all folders, all empty files and all files that are cut across packs."""
+        pieces: dict[int, list[_Piece]] = defaultdict(list)
         folders = {""}
-        for row in self._table.files:
+        for row in table.files:
             self._make_folders(row.path.rpartition("/")[0], folders)
             if row.has_root_token and (len(row.segments) > 1 or row.size_bytes > _GROUP_FILE_BYTES):
                 wanted = f"one segment, <= {_GROUP_FILE_BYTES} bytes"
@@ -128,8 +182,9 @@ class _Work:
                 os.close(self._create(row))
             position = 0
             for segment in row.segments:
-                self._pieces[segment.pack].append(_Piece(row, segment, position))
+                pieces[segment.pack].append(_Piece(row, segment, position))
                 position += segment.length
+        return pieces
 
     def _make_folders(self, folder: str, made: set[str]) -> None:
         if folder in made:
@@ -144,35 +199,16 @@ class _Work:
         os.fchmod(handle, row.mode)
         return handle
 
-    def run(self, fetchers: int, deadline: float) -> None:
-        for number in range(fetchers):
-            try:
-                threading.Thread(target=self._serve, args=(deadline,), name=f"fetch-{number}", daemon=True).start()
-            except RuntimeError as error:
-                if number == 0:
-                    raise NoRoomError(
-                        "no thread can be started", hint="raise the service's limit of memory or of processes"
-                    ) from error
-                break  # a limit on processes or memory: those that run fetch all
-        with self._changed:
-            is_over = self._changed.wait_for(
-                lambda: self._error is not None or self._open_packs == 0, max(0.0, deadline - time.monotonic())
-            )
-        if self._error is not None:
-            raise self._error
-        if not is_over:
-            raise DeadlineError(f"time ran out with {self._open_packs} of {len(self._packs)} packs missing")
-
-    def _serve(self, deadline: float) -> None:
+    def _serve(self) -> None:
         try:
             while (number := self._next()) is not None:
-                self._one_pack(number, deadline)
+                self._one_pack(number)
                 reached("restore.pack")
                 with self._changed:
                     self._open_packs -= 1
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - of a thread: the caller raises it, nothing is swallowed
-            self._stop(_translated(error, "target") if isinstance(error, OSError) else error)
+            self._fail(_translated(error, "target") if isinstance(error, OSError) else error)
 
     def _next(self) -> int | None:
         with self._changed:
@@ -189,12 +225,12 @@ class _Work:
             self._in_flight -= self._packs[number].size_bytes
             self._changed.notify_all()
 
-    def _stop(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _one_pack(self, number: int, deadline: float) -> None:
+    def _one_pack(self, number: int) -> None:
         """Fetches and verifies a pack with several tries, then writes its pieces once."""
         for attempt in range(1, LIMITS.tries + 1):
             try:
@@ -210,12 +246,14 @@ class _Work:
                 return
             except (IntegrityError, StoreError):
                 pause_s = 0.05 * 2**attempt * (0.5 + random.random())
-                if attempt == LIMITS.tries or time.monotonic() + pause_s > deadline:
+                if attempt == LIMITS.tries or time.monotonic() + pause_s > self._deadline:
                     raise
                 time.sleep(pause_s)
 
     def _write_pieces(self, number: int, raw: memoryview) -> None:
-        for piece in self._pieces[number]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces is not None or self._error is not None)
+        for piece in self._pieces[number] if self._pieces else ():
             if self._error is not None:
                 return
             self._write(piece, raw[piece.segment.offset : piece.segment.offset + piece.segment.length])
@@ -232,20 +270,21 @@ class _Work:
             done = 0
             while done < len(raw):
                 done += os.pwrite(handle, raw[done:], piece.position + done)
+            if is_whole:
+                self._facts[row.path] = os.fstat(handle)
         finally:
             os.close(handle)
 
-    def written(self, target: Path) -> tuple[WrittenFile, ...]:
+    def _written(self, table: FileTable) -> tuple[MarkedFile, ...]:
         rows = []
         try:
-            for row in self._table.files:
-                facts = os.stat(row.path, dir_fd=self._target, follow_symlinks=False)
+            for row in table.files:
+                facts = self._facts.get(row.path) or os.stat(row.path, dir_fd=self._target, follow_symlinks=False)
                 digest = self._placed_digests.get(row.path, row.sha256)
-                rows.append(WrittenFile(row.path, facts.st_size, facts.st_mtime_ns, facts.st_ino, digest))
+                rows.append(MarkedFile(row.path, facts.st_size, facts.st_mtime_ns, facts.st_ino, digest))
         except OSError as error:
-            raise _translated(error, str(target)) from error
-        finally:
-            os.close(self._target)
+            raise _translated(error, self._where) from error
+        os.close(self._target)  # after an error a fetcher may still be at it
         return tuple(rows)
 
 

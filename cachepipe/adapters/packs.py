@@ -176,7 +176,7 @@ def write_blob(data: bytes, out: Path, limit: int) -> Blob:
     Raises:
         IntegrityError: `data` is longer than `limit`.
     """
-    import tempfile
+    import tempfile  # costs milliseconds that a restore does not pay
 
     if len(data) > limit:
         raise IntegrityError("blob", "too large", wanted=f"<= {limit} bytes", found=len(data))

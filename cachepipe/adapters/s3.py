@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ import botocore
 import botocore.loaders
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
 from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
@@ -38,6 +39,8 @@ from cachepipe.errors import IntegrityError, StoreError
 CONNECTIONS = 32
 _BROKEN = (BotoCoreError, HTTPError)
 """The second, urllib3's, comes through when the body of an error breaks off."""
+_CONNECTION = re.compile(r"(<\S+ object at 0x[0-9a-f]+>|AWSHTTPS?Connection\([^)]*\)): ")
+"""urllib3 names the connection in its errors, where the address stands already."""
 _NONCE = "cachepipe-nonce"
 _PER_DELETE = 1000
 """S3's own limit."""
@@ -132,7 +135,7 @@ class S3Store(Trusting):
                 if self._is_ours_perhaps(key, nonce):
                     return True
                 raise self._failed(error) from error
-            self._check_stored(key, data, answer)
+            self._check_stored(key, data, request.get("ChecksumSHA256") or _base64(data), answer)
             return True
         raise AssertionError("unreachable")
 
@@ -191,13 +194,13 @@ class S3Store(Trusting):
     def _body(self, data: bytes) -> dict[str, Any]:
         return {"Body": data, **({"ChecksumSHA256": _base64(data)} if self.settings.has_checksums else {})}
 
-    def _check_stored(self, key: str, data: bytes, answer: dict[str, Any]) -> None:
+    def _check_stored(self, key: str, data: bytes, digest: str, answer: dict[str, Any]) -> None:
         """Returns if the server stored these very bytes: by its answer, by what it says of the object, or by reading it.
 
         Raises:
             IntegrityError: it stored others.
         """
-        wanted = (len(data), _base64(data))
+        wanted = (len(data), digest)
         found = (len(data), answer.get("ChecksumSHA256"))  # a server computes it over the whole body
         if self.settings.has_checksums and found[1] is None:
             told = self._head(key) or {}
@@ -259,10 +262,9 @@ class S3Store(Trusting):
     def _failed(self, error: Exception) -> StoreError:
         if isinstance(error, NoCredentialsError):
             return no_credentials("all providers of boto3", "none has any", self.settings)
-        cause = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
-        if cause is not None:
-            return unreachable(f"{error}: {cause}" if str(cause) not in str(error) else str(error), self.settings)
-        return unreachable(str(error), self.settings)
+        cause = error.kwargs.get("error") if isinstance(error, BotoCoreError) else None
+        text = str(error) if cause is None or str(cause) in str(error) else f"{error}: {cause}"
+        return unreachable(_CONNECTION.sub("", text), self.settings)
 
     @property
     def _client(self) -> Any:
@@ -308,9 +310,14 @@ def _loader(data_path: str | None) -> Any:
 def _config(settings: S3Settings) -> Config:
     style: Any = "auto" if settings.is_path_style is None else "path" if settings.is_path_style else "virtual"
     scheme = settings.endpoint.partition("://")[0] or "https"
+    options: Any = {"addressing_style": style}
+    if settings.has_checksums:
+        # Every body then comes with its digest in a signed header. A second one is asked for over http alone, and costs
+        # both sides as much again.
+        options["payload_signing_enabled"] = False
     return Config(
         signature_version=botocore.UNSIGNED if settings.is_unsigned else "s3v4",
-        s3={"addressing_style": style},
+        s3=options,
         retries={"mode": "standard", "total_max_attempts": TRIES},
         connect_timeout=CONNECT_S,
         read_timeout=READ_S,

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
 from cachepipe.domain.engine import AOT, LAYER, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, words_of  # noqa: E402
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, words_of  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
+from cachepipe.domain.phases import Phases  # noqa: E402
 from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
 from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402

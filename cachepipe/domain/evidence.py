@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cachepipe.domain.phases import Phases as Phases  # noqa: PLC0414 - this is how mypy is told of a re-export
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import Json
 
 LAYERS = ("engine", "aotautograd", "fxgraph", "native", "tuning", "triton")

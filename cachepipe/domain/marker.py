@@ -37,6 +37,7 @@ class MarkedFile(NamedTuple):
     mtime_ns: int
     inode: int
     sha256: str
+    """Of the bytes on disk: for a group file not the table's digest."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Marker:
 def marker_bytes(marker: Marker) -> bytes:
     """Returns the canonical bytes of a marker."""
     rows = [[f.path, f.size_bytes, str(f.mtime_ns), str(f.inode), f.sha256] for f in marker.files]
-    return canonical_bytes({**to_json(marker), "files": rows})
+    return canonical_bytes({**to_json(replace(marker, files=())), "files": rows})
 
 
 def read_marker(data: bytes, limits: Limits = LIMITS) -> Marker:

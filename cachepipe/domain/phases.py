@@ -1,4 +1,4 @@
-"""Where the time of a first call went. Apart from other evidence, because every restore reads statements, which hold it."""
+"""Where the time of a first call went; apart from the evidence, which a restore does not import."""
 
 from __future__ import annotations
 

@@ -104,6 +104,8 @@ def _no_constant(text: str) -> Json:
 
 
 def _bounded_int(text: str) -> int:
+    if len(text) < 16:
+        return int(text)
     value = int(text) if len(text) < 24 else MAX_INT + 1
     if abs(value) > MAX_INT:
         raise ValueError("an integer beyond 2**53")

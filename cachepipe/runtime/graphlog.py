@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachepipe.domain.evidence import GraphEvidence, Phases, Work
+from cachepipe.domain.evidence import GraphEvidence, Work
+from cachepipe.domain.phases import Phases
 
 Spans = dict[tuple[str, bool], float]
 """Kind of a timed section (adapters/torch_trace.py), and whether it lay within the backend → seconds."""

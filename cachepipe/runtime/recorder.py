@@ -17,7 +17,8 @@ from cachepipe.adapters.torch_trace import NO_GRAPH, CompileFacts, TraceHandler
 from cachepipe.adapters.torch_tuning import TuningWatch
 from cachepipe.adapters.torch_work import WorkCounter, add_work
 from cachepipe.domain.engine import LAYER
-from cachepipe.domain.evidence import GraphEvidence, Lookup, Phases, TunedKernel, Work, WorkItem
+from cachepipe.domain.evidence import GraphEvidence, Lookup, TunedKernel, Work, WorkItem
+from cachepipe.domain.phases import Phases
 from cachepipe.runtime.childwork import ChildWork
 from cachepipe.runtime.events import say
 from cachepipe.runtime.graphlog import BucketLog, GraphLog, phases_of, total_phases

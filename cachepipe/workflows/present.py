@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, product
 
@@ -83,7 +83,10 @@ def folder_name(names: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def open_present(
-    folder: str, statements: Sequence[str], refused: list[str] | None = None
+    folder: str,
+    statements: Sequence[str],
+    refused: list[str] | None = None,
+    own: tuple[Marker, bytes] | None = None,
 ) -> tuple[Marker, Lease] | None:
     """Returns marker and shared lease of a folder that holds exactly these statements, unharmed; None otherwise.
 
@@ -91,9 +94,10 @@ def open_present(
         folder: that may hold them.
         statements: digests of all that it must hold.
         refused: gets the reason, if something is there.
+        own: the marker that this process has just written there, and its bytes: they are compared, not read anew.
     """
     try:
-        marker, lease = _open_marked(folder)
+        marker, lease = _open_marked(folder, own)
     except (CachepipeError, OSError) as error:
         _refuse(folder, error, refused)
         return None
@@ -113,7 +117,7 @@ def _refuse(folder: str, error: Exception, refused: list[str] | None) -> None:
         refused.append(f"{folder} was restored before and cannot be used: {str(error).removeprefix(f'{folder}: ')}")
 
 
-def _open_marked(folder: str) -> tuple[Marker, Lease]:
+def _open_marked(folder: str, own: tuple[Marker, bytes] | None = None) -> tuple[Marker, Lease]:
     if not os.path.lexists(os.path.join(folder, marks.PATH)):
         raise UnsafePathError(folder, "has no marker")
     cachedir.check_private(folder)
@@ -123,7 +127,8 @@ def _open_marked(folder: str) -> tuple[Marker, Lease]:
         read_only = "read-only: mount something writable there, or name another folder by `--dest`"
         raise UnsafePathError(folder, "is being replaced" if is_free else read_only)
     try:
-        marker = read_marker(cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes))
+        data = cachedir.read_own(os.path.join(folder, marks.PATH), LIMITS.table_raw_bytes)
+        marker = own[0] if own is not None and own[1] == data else read_marker(data)
         if marker.root != os.path.abspath(folder):
             raise UnsafePathError(folder, f"was made for `{marker.root}`")
         check_variables(marker.variables)
@@ -137,7 +142,7 @@ def _check_files(folder: str, marker: Marker) -> None:
     """Compares every file's stat; where it changed, the bytes. A link in place of a folder is a change, whatever it names."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for below in sorted({above for row in marker.files for above in _folders_of(row.path)}):
+        for below in _folders_above(marker.files):
             if not stat.S_ISDIR(os.stat(below, dir_fd=handle, follow_symlinks=False).st_mode):
                 raise IntegrityError(below, "no folder any more")
         for row in marker.files:
@@ -148,10 +153,14 @@ def _check_files(folder: str, marker: Marker) -> None:
         os.close(handle)
 
 
-def _folders_of(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
+def _folders_above(files: Iterable[marks.MarkedFile]) -> list[str]:
+    found: set[str] = set()
+    for row in files:
+        above = row.path.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return sorted(found)
 
 
 def _check_bytes(folder: int, row: marks.MarkedFile) -> None:

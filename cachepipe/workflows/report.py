@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cachepipe.domain.entry import bucket_label
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Phases, Work, hit_rate, layer_counts
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, hit_rate, layer_counts
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, verdict_of
 from cachepipe.errors import UsageError

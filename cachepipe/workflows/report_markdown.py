@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from cachepipe.domain.evidence import Phases
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import one_line
 from cachepipe.domain.verdict import PROOF_STEPS
 from cachepipe.workflows.report import Report, hits_text, work_text

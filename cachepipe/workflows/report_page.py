@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from cachepipe import __version__
-from cachepipe.domain.evidence import LAYERS, Phases
+from cachepipe.domain.evidence import LAYERS
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.verdict import PROOF_STEPS, work_faults
 from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, work_text
 from cachepipe.workflows.report_compare import Comparison, compare

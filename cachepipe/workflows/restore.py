@@ -27,11 +27,9 @@ from cachepipe.adapters import cachedir
 from cachepipe.adapters.cold_folder import sweep_cold
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.floors import path_of, remember_version, seen_version
-from cachepipe.adapters.materialise import WrittenFile, materialise
-from cachepipe.adapters.prefetch import Prefetched
+from cachepipe.adapters.materialise import fetching
 from cachepipe.adapters.store import Store, TrustChoice, open_store, view
 from cachepipe.domain import marker as marks
-from cachepipe.domain.artifact import FileTable
 from cachepipe.domain.freshness import age_warning, check_floor, expiry
 from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.layout import check_name, pack_key
@@ -127,14 +125,14 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         try:
             written = _write(store, statements, Path(temporary), place.folder, request.deadline)
             # 7 finish
-            _finish(Path(temporary), artifacts, marker, place.folder, written)
+            own = _finish(Path(temporary), artifacts, marker, place.folder, written)
             # 8 swap
             cachedir.swap_in(temporary, place.folder, request.deadline)
             reached("restore.after_swap")
         except BaseException:
             _remove(temporary)
             raise
-        opened = present.open_present(place.folder, digests)
+        opened = present.open_present(place.folder, digests, own=own)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
         _remember(sources, state_dir(options, place.folder), store)
@@ -276,7 +274,7 @@ def _place(
 
 def _write(
     store: Store, statements: Sequence[Statement], temporary: Path, folder: str, deadline: float
-) -> tuple[WrittenFile, ...]:
+) -> tuple[MarkedFile, ...]:
     """Writes all files; several releases are written apart and then become one tree.
 
     Raises:
@@ -297,7 +295,7 @@ def _write(
 
 def _write_one(
     store: Store, statement: Statement, target: Path, folder: str, deadline: float
-) -> tuple[WrittenFile, ...]:
+) -> tuple[MarkedFile, ...]:
     sizes = {pack.digest: pack.size_bytes for pack in statement.packs}
 
     def fetch(digest: str) -> bytes | memoryview:
@@ -306,19 +304,19 @@ def _write_one(
             raise IntegrityError(f"pack {digest[:12]}", "missing in the store", wanted=digest, found="nothing")
         return data
 
-    ahead = Prefetched(fetch, statement.packs)
-    table: FileTable = read_file_table(store, statement)
-    foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
-    if foreign:
-        raise IntegrityError("file table", f"`{foreign[0]}` is not below {', '.join(_BELOW[:-1])} or {_BELOW[-1]}")
-    reached("restore.after_table")
-    return materialise(ahead, statement.packs, table, target, folder, deadline=deadline)
+    with fetching(fetch, statement.packs, target, folder, deadline=deadline) as writing:
+        table = read_file_table(store, statement)
+        foreign = [row.path for row in table.files if not row.path.startswith(_BELOW)]
+        if foreign:
+            raise IntegrityError("file table", f"`{foreign[0]}` is not below {', '.join(_BELOW[:-1])} or {_BELOW[-1]}")
+        reached("restore.after_table")
+        return writing.finish(table)
 
 
 def _finish(
-    temporary: Path, artifacts: Sequence[Artifact], marker: Marker, folder: str, written: Sequence[WrittenFile]
-) -> None:
-    """Writes all that is ours into `.cachepipe`; the marker is the last file."""
+    temporary: Path, artifacts: Sequence[Artifact], marker: Marker, folder: str, written: Sequence[MarkedFile]
+) -> tuple[Marker, bytes]:
+    """Writes all that is ours into `.cachepipe`; the marker, which is returned with its bytes, is the last file."""
     try:
         for name in (marks.STATEMENTS, marks.ENVELOPES):
             (temporary / name).mkdir(parents=True, mode=0o700)
@@ -334,17 +332,20 @@ def _finish(
         cachedir.write_and_read_test(str(temporary))
         reached("restore.before_marker")
         own = [path for path in (temporary / marks.FOLDER).rglob("*") if path.is_file()]
-        files = tuple(MarkedFile(*row) for row in (*written, *(_written(path, temporary) for path in sorted(own))))
-        (temporary / marks.PATH).write_bytes(marker_bytes(replace(marker, root=folder, files=files)))
+        files = (*written, *(_written(path, temporary) for path in sorted(own)))
+        whole = replace(marker, root=folder, files=files)
+        data = marker_bytes(whole)
+        (temporary / marks.PATH).write_bytes(data)
         reached("restore.after_marker")
+        return whole, data
     except OSError as error:
         raise UnsafePathError(temporary, f"cannot be written ({error.strerror})") from error
 
 
-def _written(path: Path, tree: Path) -> WrittenFile:
+def _written(path: Path, tree: Path) -> MarkedFile:
     facts = os.lstat(path)
     digest = sha256(path.read_bytes())
-    return WrittenFile(str(path.relative_to(tree)), facts.st_size, facts.st_mtime_ns, facts.st_ino, digest)
+    return MarkedFile(str(path.relative_to(tree)), facts.st_size, facts.st_mtime_ns, facts.st_ino, digest)
 
 
 def _sweep(folder: str, environment: Mapping[str, str]) -> None:

@@ -25,11 +25,12 @@ from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import EntrySpec, bucket_label
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, OutsideFile, Phases, Work
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, OutsideFile, Work
 from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
 from cachepipe.domain.manifest import Manifest
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import sha256, to_json
 from cachepipe.domain.statement import BucketFacts, EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachepipe.workflows.restore import FAIL_POINTS
+from tests.support import s3
 from tests.support.counting import Record
 from tests.support.restoring import (
     Published,
@@ -26,6 +27,7 @@ from tests.support.restoring import (
 
 FULL = pytest.mark.nightly
 Keep = Callable[[Record], None]
+Shop = Callable[[Published], tuple[str, dict[str, str]]]
 
 
 def complete(folder: str, allowed: list[Published]) -> bool:
@@ -37,47 +39,81 @@ def complete(folder: str, allowed: list[Published]) -> bool:
     return True
 
 
+@pytest.fixture
+def shop(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """Tells address and variables of the store that a release was published to, or of its copy on a real S3 server."""
+    if kind == "local":
+        return lambda release: (release.store.url, {})
+    variables = s3.environment()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    address = s3.address(request.getfixturevalue("s3_server").endpoint)
+
+    def copied(release: Published) -> tuple[str, dict[str, str]]:
+        s3.copy_store(release.store, s3.opened(address))
+        return address, variables
+
+    return copied
+
+
 @FULL
-@pytest.mark.parametrize("times", [10])
-def test_restores_killed_at_every_point_are_finished_by_the_next(tmp_path: Path, times: int, record: Keep) -> None:
+@pytest.mark.parametrize(("kind", "times"), [("local", 10), ("seaweedfs", 10)])
+def test_restores_killed_at_every_point_are_finished_by_the_next(
+    tmp_path: Path, kind: str, times: int, shop: Shop, record: Keep
+) -> None:
     old = publish_release(tmp_path)
     lock = ("--lock", shutil.copy(old.lock, tmp_path / "old.lock"))  # the next release writes its own in its place
     new = publish_release(tmp_path, number=1)
+    url, variables = shop(new)
+    words, env = (url, "--name", "demo"), environment(tmp_path, **variables)
     kills = 0
     for number in range(times):
         for point in (*FAIL_POINTS, "restore.before_exec"):
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
             if number % 2:  # every other time there is an older folder to be replaced
-                assert run_restore(tmp_path, old.store.url, "--name", "demo", *lock).line["outcome"] == "restored"
-            env = environment(tmp_path, CACHEPIPE_FAILPOINT=point)
-            ran = run_restore(tmp_path, new.store.url, "--name", "demo", "--", "true", env=env)
+                assert run_restore(tmp_path, *words, *lock, env=env).line["outcome"] == "restored"
+            ran = run_restore(tmp_path, *words, "--", "true", env={**env, "CACHEPIPE_FAILPOINT": point})
             assert ran.code == -signal.SIGKILL, point
             kills += 1
             complete(new.root, [old, new])
-            again = run_restore(tmp_path, new.store.url, "--name", "demo", "--", "true")
+            again = run_restore(tmp_path, *words, "--", "true", env=env)
             assert (again.code, again.line["folder"]) == (0, new.root)
             assert complete(new.root, [new])
-    record({"part": "kill restore", "store": "local", "kills": kills, "recovered": kills})
+    record({"part": "kill restore", "store": kind, "kills": kills, "recovered": kills})
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=FULL)])
-def test_restores_killed_at_any_time_are_finished_by_the_next(tmp_path: Path, kills: int, record: Keep) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("local", 4),
+        ("seaweedfs", 4),
+        pytest.param("local", 200, marks=FULL),
+        pytest.param("seaweedfs", 200, marks=FULL),
+    ],
+)
+def test_restores_killed_at_any_time_are_finished_by_the_next(
+    tmp_path: Path, kind: str, kills: int, shop: Shop, record: Keep
+) -> None:
     demo = publish_release(tmp_path)
-    argv = restore_words(demo.store.url, "--name", "demo", "--", "true")
+    url, variables = shop(demo)
+    words, env = (url, "--name", "demo", "--", "true"), environment(tmp_path, **variables)
+    argv = restore_words(*words)
     chance = random.Random(11)
     counts = {"kills": 0, "too_late": 0, "recovered": 0}
+    takes_s = 0.35
     while counts["kills"] < kills:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        with subprocess.Popen(argv, env=environment(tmp_path), cwd="/", stderr=subprocess.DEVNULL) as process:
-            time.sleep(chance.uniform(0.02, 0.35))
+        with subprocess.Popen(argv, env=env, cwd="/", stderr=subprocess.DEVNULL) as process:
+            time.sleep(chance.uniform(0.02, takes_s))
             process.kill()
         counts["kills" if process.returncode == -signal.SIGKILL else "too_late"] += 1
         complete(demo.root, [demo])
-        again = run_restore(tmp_path, demo.store.url, "--name", "demo", "--", "true")
+        again = run_restore(tmp_path, *words, env=env)
         assert again.code == 0 and again.line["outcome"] in ("restored", "present")
+        takes_s = again.seconds if again.line["outcome"] == "restored" else takes_s
         assert complete(demo.root, [demo])
         counts["recovered"] += 1
-    record({"part": "kill restore at random times", "store": "local", **counts})
+    record({"part": "kill restore at random times", "store": kind, **counts})
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=FULL)])

@@ -19,7 +19,8 @@ from cachepipe.adapters.html_page import render_page
 from cachepipe.adapters.workdir import write_evidence
 from cachepipe.cli import output
 from cachepipe.cli.main import main
-from cachepipe.domain.evidence import Explanation, GraphEvidence, OutsideFile, Phases, TunedKernel, WorkItem
+from cachepipe.domain.evidence import Explanation, GraphEvidence, OutsideFile, TunedKernel, WorkItem
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import one_line, printable, printable_json
 from cachepipe.domain.record import finite, to_json
 from cachepipe.errors import CachepipeError, IntegrityError, UsageError

@@ -15,11 +15,11 @@ from cachepipe.domain.evidence import (
     KindSize,
     Lookup,
     OutsideFile,
-    Phases,
     TunedKernel,
     Work,
     WorkItem,
 )
+from cachepipe.domain.phases import Phases
 
 ENTRIES = ("bert-base/bfloat16/max-autotune", "reranker/float16/reduce-overhead")
 SHAPES: tuple[dict[str, int], ...] = ({"batch": 1, "seq": 128}, {"batch": 8, "seq": 128}, {"batch": 8, "seq": 512})

@@ -53,6 +53,7 @@ class Fault:
     """Matching requests that are hit then; None: all."""
     status: int = 503
     code: str = "SlowDown"
+    message: str = "injected"
     at: int = 0
     seconds: float = 0.0
     content: bytes = b""
@@ -250,7 +251,7 @@ def _reset(client: socket.socket) -> None:
 
 def _error(method: str, fault: Fault) -> bytes:
     status, code = (404, "NoSuchKey") if fault.action == "absent" else (fault.status, fault.code)
-    text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+    text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{fault.message}</Message></Error>".encode()
     lines = [f"HTTP/1.1 {status} Injected", "Content-Type: application/xml", f"Content-Length: {len(text)}"]
     head = "\r\n".join([*lines, *fault.headers, "", ""]).encode()
     return head if method == "HEAD" else head + text

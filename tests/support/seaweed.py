@@ -1,5 +1,8 @@
 """A real S3 server on loopback: SeaweedFS (`weed mini`), started once per test run and ended by its process id.
 
+The processes of a run share it (`shared`). A keeper, its parent, ends it when the last of them has ended, in whatever way: each
+holds a shared lock on one file, and the keeper waits for the exclusive one.
+
 Two listeners of one server: http, and https with a certificate of our own authority. Telemetry is off, everything is bound
 to 127.0.0.1, all ten ports are free ones, so that several runs stand beside each other.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import fcntl
 import http.client
 import ipaddress
 import json
@@ -20,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +34,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"
 _LIBC = ctypes.CDLL(None)
 S3_BUCKET = "cachepipe"
@@ -38,13 +45,15 @@ READER = ("testreader", "testreadersecret")
 
 @dataclass(frozen=True)
 class Seaweed:
-    """A running server; the bucket `S3_BUCKET` is there."""
+    """A server; the bucket `S3_BUCKET` is there."""
 
-    process: subprocess.Popen[bytes]
     folder: Path
     ports: tuple[int, ...]
     """S3 over http, S3 over https, and four for itself."""
-    ca_bundle: Path
+
+    @property
+    def ca_bundle(self) -> Path:
+        return self.folder / "ca.pem"
 
     @property
     def endpoint(self) -> str:
@@ -54,22 +63,92 @@ class Seaweed:
     def tls_endpoint(self) -> str:
         return f"https://localhost:{self.ports[1]}"
 
+
+@dataclass(frozen=True)
+class Running(Seaweed):
+    """A server of this process."""
+
+    process: subprocess.Popen[bytes]
+
     def stop(self) -> None:
         """Ends the server at once: it takes seconds to end by itself, and nobody needs its data."""
         _kill(self.process, self.ports)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def start(limit_s: float = 60.0) -> Seaweed:
+@contextmanager
+def shared(folder: Path) -> Iterator[Seaweed]:
+    """Gives the server of all processes that name this folder; the first of them starts it.
+
+    Args:
+        folder: of one test run, on a local file system; made if it is absent.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with (folder / "starting").open("a") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            server = _recorded(folder) or _start_keeper(folder)
+        yield server
+
+
+def _recorded(folder: Path) -> Seaweed | None:
+    """Returns the server that runs for a folder; None: none was started, or its keeper was killed and it with it."""
+    record = folder / "server.json"
+    if not record.exists():
+        return None
+    told = json.loads(record.read_text())
+    server = Seaweed(Path(told["folder"]), tuple(told["ports"]))
+    return server if _is_up(server) else None
+
+
+def _start_keeper(folder: Path) -> Seaweed:
+    command = [sys.executable, "-c", "from tests.support.seaweed import keep; keep()", str(folder)]
+    with (folder / "log").open("wb") as log:
+        keeper = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert keeper.stdout is not None
+    with keeper.stdout as told:
+        told.readline()  # it is ready, or has ended
+    server = _recorded(folder)
+    if server is None:
+        raise RuntimeError(f"the keeper of SeaweedFS failed:\n{(folder / 'log').read_text()[-4000:]}")
+    return server
+
+
+def keep() -> None:
+    """Starts a server, and ends it when nobody uses it any more; a process of its own."""
+    folder = Path(sys.argv[1])
+    record = folder / "server.json"
+    with (folder / "users").open("a") as users:
+        server = start()
+        try:
+            temporary = record.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"folder": str(server.folder), "ports": server.ports}))
+            temporary.replace(record)
+            print("ready", flush=True)
+            fcntl.flock(users, fcntl.LOCK_EX)
+            record.unlink(missing_ok=True)  # who comes now waits for the lock, and starts another
+        finally:
+            server.stop()
+
+
+def start(limit_s: float = 60.0) -> Running:
     """Returns a server that answers, with an empty bucket."""
     weed = Path(sys.executable).with_name("weed")
     folder = Path(tempfile.mkdtemp(prefix="seaweed."))
     _write_identities(folder)
-    ca_bundle = _write_certificates(folder)
+    _write_certificates(folder)
     for _ in range(5):  # another process may take a port between our look and the server's bind
         ports = _free_ports()
         process = _spawn(weed, folder, ports)
-        server = Seaweed(process, folder, ports, ca_bundle)
+        server = Running(folder, ports, process)
         if _answers(server, time.monotonic() + limit_s):
             _make_bucket(server)
             return server
@@ -142,21 +221,26 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _answers(server: Seaweed, deadline: float) -> bool:
+def _answers(server: Running, deadline: float) -> bool:
     while time.monotonic() < deadline and server.process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=2)
-        try:
-            connection.request("GET", "/status")
-            if connection.getresponse().status == 200:
-                return True
-        except OSError:
-            time.sleep(0.05)
-        finally:
-            connection.close()
+        if _is_up(server):
+            return True
+        time.sleep(0.05)
     return False
 
 
-def _make_bucket(server: Seaweed) -> None:
+def _is_up(server: Seaweed) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=2)
+    try:
+        connection.request("GET", "/status")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _make_bucket(server: Running) -> None:
     import boto3
     from botocore.config import Config
 
@@ -184,8 +268,8 @@ def _write_identities(folder: Path) -> None:
     (folder / "identities.json").write_text(json.dumps({"identities": identities}))
 
 
-def _write_certificates(folder: Path) -> Path:
-    """Writes an authority and a certificate for localhost; returns the authority's file."""
+def _write_certificates(folder: Path) -> None:
+    """Writes an authority and a certificate for localhost."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cachepipe tests")])
@@ -208,10 +292,8 @@ def _write_certificates(folder: Path) -> Path:
         return builder.sign(ca_key, hashes.SHA256())
 
     pem = serialization.Encoding.PEM
-    ca_bundle = folder / "ca.pem"
-    ca_bundle.write_bytes(certificate(ca_name, ca_key.public_key(), True).public_bytes(pem))
+    (folder / "ca.pem").write_bytes(certificate(ca_name, ca_key.public_key(), True).public_bytes(pem))
     (folder / "server.pem").write_bytes(certificate(name, key.public_key(), False).public_bytes(pem))
     (folder / "server.key").write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-    return ca_bundle

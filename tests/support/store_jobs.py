@@ -13,6 +13,7 @@ from typing import Any
 import boto3  # noqa: F401 - imported before the fork, so that no job pays for it
 import botocore.session  # noqa: F401
 
+from cachepipe.adapters import s3 as s3_boto3
 from cachepipe.adapters.packs import pack_tree  # noqa: F401
 from cachepipe.adapters.store import Store
 from cachepipe.domain.collect import Floors
@@ -29,6 +30,12 @@ BEGAN = time.monotonic()
 
 NO_FLOORS = Floors(unfinished_s=0.0, published_s=0.0, versions=1)
 """Only pins and current versions protect: every race that floors would hide can happen."""
+
+
+def load_models() -> None:
+    """Reads what boto3 reads for its first client, so that no job pays for it."""
+    s3_boto3._core().get_service_model("s3")
+    s3_boto3._core().get_component("endpoint_resolver")
 
 
 def publish(url: str, folder: str, number: int, channel: str = "candidate", threads: str = "2") -> None:

@@ -62,6 +62,7 @@ def serve() -> None:
     """Answers questions until stdin ends."""
     from tests.support import store_jobs
 
+    store_jobs.load_models()
     answers = os.dup(1)
     os.dup2(2, 1)  # what a job prints must not be taken for an answer
     for line in iter(sys.stdin.buffer.readline, b""):

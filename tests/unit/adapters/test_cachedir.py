@@ -249,3 +249,20 @@ def test_the_write_and_read_test_leaves_nothing(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
     with pytest.raises(UnsafePathError, match="cannot be written and read"):
         cachedir.write_and_read_test(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("has_nameless", [True, False])
+def test_the_write_test_leaves_nothing_behind_when_it_is_killed(
+    tmp_path: Path, has_nameless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def pread(handle: int, size: int, offset: int) -> bytes:
+        seen.append(os.listdir(tmp_path))
+        return b"cachepipe"
+
+    monkeypatch.setattr(os, "pread", pread)
+    if not has_nameless:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # what file systems say that have none: not to be written
+    cachedir.write_and_read_test(str(tmp_path))
+    assert seen == [[]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachepipe.adapters.materialise import materialise
+from cachepipe.adapters.materialise import fetching, materialise
 from cachepipe.adapters.packs import Packed, open_blob, pack_tree, write_blob
 from cachepipe.domain.artifact import read_table
 from cachepipe.domain.limits import LIMITS, Limits
@@ -174,8 +175,6 @@ def test_a_pack_is_given_up_after_four_tries(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
-    import threading
-
     packed = pack(write_tree(tmp_path / "tree", {"a": b"a"}), tmp_path / "blobs")
     never = threading.Event()
 
@@ -189,6 +188,48 @@ def test_a_fetch_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
         materialise(fetch, packed.packs, packed.table, tmp_path / "out", ROOT, deadline=began + 0.2)
     assert time.monotonic() - began < 5
     never.set()
+
+
+def test_packs_are_fetched_before_the_table_is_there_and_nothing_is_written_by_then(tmp_path: Path) -> None:
+    files = {**tree_files(ROOT), "inductor/big.bin": os.urandom(20_000)}
+    packed = pack(write_tree(tmp_path / "tree", files), tmp_path / "blobs", SMALL)
+    (tmp_path / "out").mkdir()
+    asked: set[str] = set()
+    is_enough = threading.Event()
+
+    def fetch(digest: str) -> bytes:
+        asked.add(digest)
+        if len(asked) >= min(3, len(packed.packs)):
+            is_enough.set()
+        return (tmp_path / "blobs" / digest).read_bytes()
+
+    with fetching(fetch, packed.packs, tmp_path / "out", ROOT, deadline=time.monotonic() + 30) as writing:
+        assert is_enough.wait(20)
+        assert os.listdir(tmp_path / "out") == []
+        writing.finish(packed.table)
+    assert files_below(tmp_path / "out") == files
+
+
+def test_fetchers_end_when_there_will_be_no_table(tmp_path: Path) -> None:
+    packed = pack(write_tree(tmp_path / "tree", tree_files(ROOT)), tmp_path / "blobs")
+    (tmp_path / "out").mkdir()
+    others, started = set(threading.enumerate()), threading.Event()
+
+    def fetch(digest: str) -> bytes:
+        started.set()
+        return (tmp_path / "blobs" / digest).read_bytes()
+
+    with (
+        pytest.raises(IntegrityError, match="file table"),
+        fetching(fetch, packed.packs, tmp_path / "out", ROOT, deadline=time.monotonic() + 30),
+    ):
+        assert started.wait(20)
+        fetchers = set(threading.enumerate()) - others
+        raise IntegrityError("file table", "damaged")
+    for fetcher in fetchers:
+        fetcher.join(20)
+        assert not fetcher.is_alive()
+    assert os.listdir(tmp_path / "out") == []
 
 
 def test_a_full_file_system_is_no_room(tmp_path: Path) -> None:

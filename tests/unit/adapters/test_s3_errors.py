@@ -125,6 +125,19 @@ def test_case_k1_a_403_names_the_missing_right(
     assert COUNTS["forbidden"] == before + 1
 
 
+def test_case_k1_a_403_of_an_encrypted_s3_bucket_names_the_right_on_its_key(
+    client: Callable[[str], Store], proxy: FaultProxy
+) -> None:
+    said = "User: … is not authorized to perform: kms:Decrypt on resource: …"
+    proxy.add(Fault("status", status=403, code="AccessDenied", message=said, times=None))
+    with pytest.raises(StoreError) as caught:
+        client(s3.address(proxy.url)).get("v1/a", 10)
+    assert "s3:GetObject with kms:Decrypt" in caught.value.hint
+    with pytest.raises(StoreError) as caught:
+        client(s3.address(proxy.url)).put_if_absent("v1/a", b"x")
+    assert "s3:PutObject with kms:GenerateDataKey" in caught.value.hint
+
+
 def test_a_role_without_rights_is_refused_by_a_real_server(
     s3_server: seaweed.Seaweed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +184,48 @@ def test_an_s3_bucket_that_is_absent_is_no_absent_object(
     ):
         with pytest.raises(StoreError, match="no S3 bucket `not-there`"):
             act()
+
+
+class Silence(NamedTuple):
+    what: str
+    endpoint: str
+    environment: dict[str, str]
+    hint: str
+
+
+SILENCES = [
+    Silence("nobody listens", "http://127.0.0.1:1", {}, "address"),
+    Silence("the host is not known", "http://s3.invalid", {}, "the host is not known"),
+    Silence("a server without https", "https://127.0.0.1:{http}", {}, "does not speak https"),
+    Silence("a certificate of a stranger", "https://localhost:{https}", {}, "AWS_CA_BUNDLE"),
+    Silence(
+        "a dead proxy",
+        "http://s3.example.com",
+        {"HTTP_PROXY": "http://127.0.0.1:1"},
+        "through the proxy http://127.0.0.1:1",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", SILENCES, ids=[row.what for row in SILENCES])
+def test_case_k1_a_store_that_cannot_be_used_says_what_to_look_at(
+    row: Silence, client: Callable[[str], Store], s3_server: seaweed.Seaweed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "AWS_CA_BUNDLE"]:
+        monkeypatch.delenv(name)
+    for name, value in {**s3.environment(), **row.environment}.items():
+        monkeypatch.setenv(name, value)
+    for module in (s3_read, s3_boto3):
+        monkeypatch.setattr(module, "TRIES", 1)
+    s3_read._one_reader.cache_clear()
+    before = COUNTS["unusable"]
+    endpoint = row.endpoint.format(http=s3_server.ports[0], https=s3_server.ports[1])
+    with pytest.raises(StoreError, match="the store does not answer") as caught:
+        client(s3.address(endpoint)).get("v1/a", 1)
+    assert (caught.value.kind, caught.value.exit_code) == ("unusable", 15)
+    assert row.hint in caught.value.hint
+    assert "Connection(" not in str(caught.value)
+    assert COUNTS["unusable"] == before + 1
 
 
 def test_case_k6_a_short_object_or_a_page_in_its_place_is_no_object(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Phases, Work
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Work
 from cachepipe.domain.gates import (
     GateLimits,
     Reference,
@@ -17,6 +17,7 @@ from cachepipe.domain.gates import (
     latency_problems,
     refuse,
 )
+from cachepipe.domain.phases import Phases
 from cachepipe.errors import VerificationError
 
 CONTEXT = Context("inference_mode", None, "highest", False)

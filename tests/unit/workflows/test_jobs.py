@@ -13,7 +13,8 @@ from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import MIN_FREE_BYTES
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir
-from cachepipe.domain.evidence import EntryEvidence, GraphEvidence, Lookup, Phases, Work
+from cachepipe.domain.evidence import EntryEvidence, GraphEvidence, Lookup, Work
+from cachepipe.domain.phases import Phases
 from cachepipe.errors import BuildError, NoRoomError
 from cachepipe.workflows.jobs import Shop, failure, run_job
 from tests.support.artifacts import entry_spec

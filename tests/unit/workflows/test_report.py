@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from cachepipe.adapters.workdir import write_evidence, write_json
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Phases, Work
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Work
+from cachepipe.domain.phases import Phases
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows.report import (
     BUCKET_COLUMNS,

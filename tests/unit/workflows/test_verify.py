@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from cachepipe.domain.evidence import BucketEvidence, Phases, Work
+from cachepipe.domain.evidence import BucketEvidence, Work
+from cachepipe.domain.phases import Phases
 from cachepipe.domain.statement import BucketFacts
 from cachepipe.workflows.verify import outputs_word
 
