@@ -39,6 +39,9 @@ INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store
 _COLD_S, _LAST_S = 0.7, 0.3
 """For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
 
+_LOOK_S = 0.1
+"""A signal that another thread takes, or that comes just before a wait begins, does not end the wait: its handler runs after it."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -134,7 +137,8 @@ def _bounded(work: Callable[[], T], deadline: float) -> T | CachepipeError | Non
         threading.Thread(target=guarded, name="restore", daemon=True).start()
     except RuntimeError:
         return NoRoomError("no thread can be started", hint="raise the service's limit of memory or of processes")
-    done.wait(max(0.0, deadline - time.monotonic()))
+    while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
+        pass
     return box[0] if box else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -520,8 +521,17 @@ def test_a_command_that_cannot_run_has_the_shells_exit_code(
     assert f"cannot run `{what[0]}`" in ran.err
 
 
+def signal_another_thread(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Has a thread take the signal that is not the one which waits: the kernel may choose any."""
+    others = [int(name) for name in os.listdir(f"/proc/{process.pid}/task") if int(name) != process.pid]
+    assert others and ctypes.CDLL(None).tgkill(process.pid, others[0], number) == 0
+
+
+@pytest.mark.parametrize("send", [subprocess.Popen.send_signal, signal_another_thread])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_restore_ends_it_without_a_start(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_during_restore_ends_it_without_a_start(
+    tmp_path: Path, number: signal.Signals, code: int, send: Callable[[subprocess.Popen[bytes], signal.Signals], None]
+) -> None:
     with (
         silent_store() as (server, variables),
         subprocess.Popen(
@@ -531,7 +541,7 @@ def test_a_signal_during_restore_ends_it_without_a_start(tmp_path: Path, number:
         ) as process,
         server.accept()[0],
     ):  # it is asked for the hint
-        process.send_signal(number)
+        send(process, number)
         _, err = process.communicate(timeout=20)
     assert process.returncode == code
     assert b"outcome=refused" in err

@@ -150,8 +150,13 @@ def test_a_target_that_is_swapped_while_packs_are_fetched_is_still_the_one_that_
 def test_a_file_that_is_planted_while_packs_are_fetched_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir(mode=0o700)
     (tmp_path / "outside").write_bytes(b"mine")
+
+    def plant() -> None:
+        (tmp_path / "target/d").mkdir(exist_ok=True)  # it is made while packs are fetched: before this one or after
+        os.link(tmp_path / "outside", tmp_path / "target/d/a")
+
     with pytest.raises(IntegrityError, match="something else stands there"):
-        filled(tmp_path / "target", lambda: os.link(tmp_path / "outside", tmp_path / "target/d/a"))
+        filled(tmp_path / "target", plant)
     assert (tmp_path / "outside").read_bytes() == b"mine"
 
 
