@@ -39,8 +39,12 @@ class Need:
     files: int
 
 
-def check_private(folder: str) -> None:
+def check_private(folder: str, *, closes: bool = True) -> None:
     """Returns if only we (and root) can change what `folder` names; a folder of ours that others can read is closed.
+
+    Args:
+        folder: absolute.
+        closes: False: nothing is changed.
 
     Raises:
         UnsafePathError: absent, a link, another owner, writable by others, or an ancestor that others can change.
@@ -59,7 +63,7 @@ def check_private(folder: str) -> None:
             raise UnsafePathError(folder, f"owned by uid {facts.st_uid}, we are {os.geteuid()}")
         if facts.st_mode & 0o022:
             raise UnsafePathError(folder, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
-        if facts.st_mode & 0o077 or facts.st_mode & 0o700 != 0o700:
+        if closes and (facts.st_mode & 0o077 or facts.st_mode & 0o700 != 0o700):
             os.fchmod(handle, 0o700)
     except OSError as error:
         raise UnsafePathError(folder, f"cannot be closed to others ({error.strerror})") from error

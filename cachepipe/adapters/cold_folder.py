@@ -2,7 +2,7 @@
 
 A service holds a shared lease on its folder, as on a restored one. What is older than an hour and held by nobody is renamed
 to `gone.<random>`, so that a removal that is cut short goes on at the next start, and removed. A folder without a lease file
-is never touched: a shell that read `--env-file` may use it, and holds nothing.
+is never touched: a shell that read `--env-file` may use it after our command, and holds nothing.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ can do no more than refuse us a start with the cache, or what could be done with
 from __future__ import annotations
 
 import os
-import stat
 
+from cachepipe.adapters.regular_file import open_regular
 from cachepipe.domain.limits import LIMITS
 
 FOLDER = "floors"
@@ -19,14 +19,12 @@ FOLDER = "floors"
 def seen_version(state_dir: str, name: str, channel: str) -> int:
     """Returns the highest version seen, 0 if none is known; never raises."""
     try:
-        handle = os.open(path_of(state_dir, name, channel), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            facts = os.fstat(handle)
+        with os.fdopen(open_regular(path_of(state_dir, name, channel), follows_links=False), "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
             text = file.read(LIMITS.small_file_bytes).strip()
     except OSError:
         return 0
-    is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid in (0, os.geteuid())
-    return int(text) if is_ours and text.isdigit() and len(text) <= 10 else 0
+    return int(text) if owner in (0, os.geteuid()) and text.isdigit() and len(text) <= 10 else 0
 
 
 def remember_version(state_dir: str, name: str, channel: str, version: int) -> None:

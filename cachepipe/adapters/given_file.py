@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+from cachepipe.adapters.regular_file import is_odd, open_regular
 from cachepipe.errors import IntegrityError, UsageError
 
 
@@ -17,18 +18,16 @@ def read_given(path: Path, limit_bytes: int) -> bytes:
         IntegrityError: longer than `limit_bytes`.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with open(handle, "rb") as file:
-            facts = os.fstat(handle)
-            if not stat.S_ISREG(facts.st_mode):
-                raise UsageError(f"not a regular file: {path}", hint="name a file: pipes and devices are not read")
-            data = file.read(limit_bytes + 1) if facts.st_size <= limit_bytes else b""
+        with os.fdopen(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(limit_bytes + 1) if size <= limit_bytes else b""
     except OSError as error:
+        if is_odd(error) or isinstance(error, IsADirectoryError):
+            hint = "name a file: pipes and devices are not read"
+            raise UsageError(f"not a regular file: {path}", hint=hint) from error
         raise unreadable(path, error) from error
-    if facts.st_size > limit_bytes or len(data) > limit_bytes:
-        raise IntegrityError(
-            str(path), "too long", wanted=f"<= {limit_bytes} bytes", found=max(facts.st_size, len(data))
-        )
+    if max(size, len(data)) > limit_bytes:
+        raise IntegrityError(str(path), "too long", wanted=f"<= {limit_bytes} bytes", found=max(size, len(data)))
     return data
 
 

@@ -9,7 +9,9 @@ import errno
 import os
 import stat
 
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK the opening of a pipe waits for its writer
+_FLAGS = (
+    os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+)  # without O_NONBLOCK the opening of a pipe waits for its writer
 
 
 def open_regular(path: str | os.PathLike[str], *, follows_links: bool = True) -> int:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
 from cachepipe.domain.engine import AOT, LAYER, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, words_of  # noqa: E402
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_of, words_of  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
 from cachepipe.domain.phases import Phases  # noqa: E402
 from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
@@ -252,8 +252,9 @@ class Session:
         """Steps 4 and 6: returns all that was seen."""
         recorder = self.recorder
         work = recorder.work() if recorder else Work()
-        work = work + self.processes.work
-        work = work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
+        work = (
+            work + self.processes.work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
+        )
         breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
         return EntryEvidence(
             entry=self.spec.id,
@@ -270,7 +271,7 @@ class Session:
             graph_breaks=tuple(breaks),
             components=self.components(),
             error="" if error is None else words_of(error)[:4000],
-            error_kind="" if error is None else type(error).__name__,
+            error_kind="" if error is None else kind_of(error),
             traceback="" if error is None else "".join(traceback.format_exception(error))[-16000:],
             file_sizes=kind_sizes(self.job.root),
             outside_files=self.outside.found(),

@@ -46,10 +46,10 @@ def finite(_context: click.Context, _parameter: click.Parameter, number: float |
     return number
 
 
-def made(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+def made(context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
     """Makes the folder in which results are left: that it cannot be is said before a build of hours, not after it."""
-    if path is None:
-        return None
+    if path is None or context.resilient_parsing:  # a shell that completes words wants nothing done
+        return path
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

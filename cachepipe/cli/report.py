@@ -132,11 +132,19 @@ def _print_comparison(found: Comparison) -> None:
 
 
 def write_junit(path: Path, evidence: Sequence[Path]) -> None:
-    """Writes the verdicts of a run; a run without whole evidence (its worker died) leaves no file but a line on stderr."""
+    """Writes the verdicts of a run; without whole evidence of it (its worker died) no file is left, nor that of an earlier run.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     try:
-        _write(path, report_junit(reports.report(evidence)))
+        verdicts = report_junit(reports.report(evidence))
     except CachepipeError as error:
         say(f"warning: {path} is not written: {error}")
+        if path.is_file():
+            path.unlink()
+    else:
+        _write(path, verdicts)
 
 
 def _write(path: Path, data: bytes) -> None:

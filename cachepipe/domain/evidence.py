@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cachepipe import errors
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import Json
 
@@ -176,13 +177,20 @@ class BucketEvidence:
     """What makes this shape bucket unusable, in words: no graph, ran eager, recompile limit, bypass …"""
 
 
+def kind_of(error: BaseException) -> str:
+    """Returns the name of an error's class; a namesake of ours has its module before it (click too has a `UsageError`)."""
+    kind = type(error)
+    is_namesake = hasattr(errors, kind.__name__) and not isinstance(error, errors.CachepipeError)
+    return f"{kind.__module__}.{kind.__name__}" if is_namesake else kind.__name__
+
+
 def words_of(error: BaseException) -> str:
     """Returns the kind and the words of an error, of a class of the user's too, whose `__str__` may itself fail."""
     try:
         words = str(error)
     except Exception:  # noqa: BLE001 - the user's code, and its error is told all the same
         words = "its words cannot be read"
-    return f"{type(error).__name__}: {words}"
+    return f"{kind_of(error)}: {words}"
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,7 @@ def _usable(root: str, environment: Mapping[str, str]) -> list[Check]:
     for number, folder in enumerate(candidates):
         try:
             if os.path.lexists(folder):
-                cachedir.check_private(folder)
+                cachedir.check_private(folder, closes=False)
                 cachedir.check_usable(folder, cachedir.Need(MIB, 16))
             else:
                 cachedir.check_ancestors(folder)

@@ -40,7 +40,7 @@ def read_files(paths: Sequence[Path], say: Say = silent) -> Found:
         UsageError: a path that cannot be read or is no regular file; two files for one entry and step.
         IntegrityError: a file that is no whole evidence.
     """
-    evidences: dict[tuple[str, str, str], tuple[Path, EntryEvidence]] = {}
+    evidences: dict[tuple[str, str], dict[str, tuple[Path, EntryEvidence]]] = {}
     summaries = []
     # 1
     for path, is_named in _once(paths):
@@ -54,14 +54,18 @@ def read_files(paths: Sequence[Path], say: Say = silent) -> Found:
         else:
             # 3
             one = told.evidence
-            other, _ = evidences.setdefault((one.entry, one.device, one.step), (path, one))
-            if other != path:
+            devices = evidences.setdefault((one.entry, one.step), {})
+            # evidence of an earlier release does not say its device: it may be of any
+            same = [path for device, (path, _) in devices.items() if one.device == device or "" in (one.device, device)]
+            devices[one.device] = (path, one)
+            if same:
                 raise UsageError(
-                    f"two files for step `{one.step}` of {one.entry}: {other} and {path}",
+                    f"two files for step `{one.step}` of {one.entry}: {same[0]} and {path}",
                     hint="name one of them; to compare two releases, give one by `--against`",
                 )
     # 4
-    return Found(_by_target([evidence for _, evidence in evidences.values()]), tuple(summaries))
+    found = [evidence for devices in evidences.values() for _, evidence in devices.values()]
+    return Found(_by_target(found), tuple(summaries))
 
 
 def _by_target(evidences: Sequence[EntryEvidence]) -> tuple[EntryEvidence, ...]:

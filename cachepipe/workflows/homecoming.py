@@ -1,7 +1,7 @@
 """A release that an earlier start put into scratch space goes where it belongs, as soon as that can be used.
 
 Only asked when the folder that was found lies in scratch space: a start that finds its own folder never comes here. What
-was found is kept until its better is there, so a store that does not answer costs a moment and not the warm start.
+was found is kept until its better is there, so a store that does not answer costs `LIMIT_S` and not the warm start.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cachepipe.adapters import cachedir
 from cachepipe.domain import marker as marks
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.statement import read_statement
-from cachepipe.errors import CachepipeError
+from cachepipe.errors import CachepipeError, UnsafePathError
 from cachepipe.workflows import present
 from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest
 from cachepipe.workflows.place import candidates, reserve
 
-LIMIT_S = 5.0
-"""For the whole way home; the folder that was found is warm already."""
+LIMIT_S, SPARE_S = 2.0, 0.5
+"""For the whole way home, and what is left of the deadline to start with what was found, which is warm already."""
 Bounded = Callable[[Callable[[], RestoreOutcome], float], "RestoreOutcome | CachepipeError | None"]
 
 
@@ -39,15 +39,20 @@ def come_home(
         restore: puts the release into the best folder.
         bounded: runs it until a moment of `time.monotonic`; None: it was not done by then.
     """
-    reason = _why_not_home(request, found)
-    if reason is None:
-        until = min(request.deadline, time.monotonic() + LIMIT_S)
-        better = bounded(lambda: restore(replace(request, deadline=until)), until)
-        if isinstance(better, RestoreOutcome):
-            if found.lease is not better.lease:
-                found.lease.close()
-            return better
-        reason = str(better) if better is not None else f"not restored there within {LIMIT_S:g} seconds"
+    until = min(request.deadline - SPARE_S, time.monotonic() + LIMIT_S)
+
+    def go() -> RestoreOutcome:
+        if (reason := _why_not_home(request, found)) is not None:
+            raise UnsafePathError(found.folder, f"kept: {reason}")
+        return restore(replace(request, deadline=until))
+
+    # all of it, the look at the folders too: a mount may hang, or fail in a way that nobody foresaw
+    better = bounded(go, until)
+    if isinstance(better, RestoreOutcome):
+        if found.lease is not better.lease:
+            found.lease.close()
+        return better
+    reason = str(better) if better is not None else "not restored in its own folder in time"
     return replace(found, notes=(f"in scratch space: {reason}",))
 
 

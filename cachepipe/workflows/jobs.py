@@ -107,9 +107,8 @@ def run_job(
         Interrupted: SIGINT or SIGTERM.
     """
     # 1
-    spec, log = job.spec, entry.log(name)
+    spec, log, path = job.spec, entry.log(name), entry.path / f"{name}.job"
     log.unlink(missing_ok=True)
-    path = entry.path / f"{name}.job"
     write_json(path, to_json(job))
     worker = [sys.executable, "-m", "cachepipe.adapters.worker", str(path)]
     limit_s = BASE_LIMIT_S + BUCKET_LIMIT_S * len(spec.shape_buckets)

@@ -90,7 +90,6 @@ def restore(request: RestoreRequest) -> RestoreOutcome:
 
 def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
-    options = request.options
     # 2 rows
     store = _store(request)
     sources = _sources(request, store)
@@ -115,8 +114,8 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     place, notes = placed
     notes = (*notes, *(source.warning for source in sources if source.warning))
     try:
-        refuse_quarantined(options, place.folder, digests)
-        _check_seen(sources, state_dir(options, place.folder), store)
+        refuse_quarantined(request.options, place.folder, digests)
+        _check_seen(sources, state_dir(request.options, place.folder), store)
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
@@ -135,7 +134,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         opened = present.open_present(place.folder, digests, own=own)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
-        _remember(sources, state_dir(options, place.folder), store)
+        _remember(sources, state_dir(request.options, place.folder), store)
         return outcome_of(request, "restored", place.folder, *opened, notes)
     finally:
         place.release()

@@ -203,7 +203,7 @@ def _warm(outcome: RestoreOutcome, common: Mapping[str, str]) -> Start:
 def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) -> Start:
     """Returns a start with an empty private folder; with `--strict`, or with nothing to start, one with none."""
     is_started = bool(options.command or options.env_file) and not options.is_strict
-    folder, lease = _cold_folder(bool(options.command)) if is_started else ("", None)
+    folder, lease = _cold_folder(bool(options.command) and not options.env_file) if is_started else ("", None)
     variables = {**common, **(folder_variables(folder) if folder else {})}
     outcome = "cold" if is_started else "refused"
     return Start(outcome, error.exit_code, str(error), error.hint, options.names, (), 0, "", folder, variables, lease)

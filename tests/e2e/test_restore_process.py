@@ -358,6 +358,25 @@ def test_a_release_in_scratch_space_comes_home_when_its_folder_can_be_used(tmp_p
     assert (settled.line["outcome"], settled.line["folder"], settled.line.get("reason")) == ("present", str(home), None)
 
 
+def test_a_warm_copy_in_scratch_space_is_not_lost_to_a_store_that_hangs(tmp_path: Path) -> None:
+    release = publish_release(tmp_path)
+    home = tmp_path / "home" / "demo"
+    home.mkdir(parents=True)
+    (home / "mine").write_text("of somebody else")
+    (tmp_path / "home").chmod(0o777)
+    chosen = ("--name", "demo", "--lock", release.lock, "--dest", str(home), "--strict")
+    first = run_restore(tmp_path, release.store.url, *chosen, "--", "true")
+    assert first.line["outcome"] == "restored" and first.line["folder"] != str(home)
+    (tmp_path / "home").chmod(0o700)
+    (home / "mine").unlink()
+    for deadline in ("0.4", "1.2", "30"):  # shorter than a look at home takes, as long as it, and longer
+        with silent_store() as (_, variables):
+            env = environment(tmp_path, **variables)
+            ran = run_restore(tmp_path, URL, *chosen, "--deadline", deadline, "--", "true", env=env)
+        assert (ran.code, ran.line["outcome"], ran.line["folder"]) == (0, "present", first.line["folder"])
+        assert "in scratch space: " in ran.line["reason"] and ran.seconds < 5
+
+
 def test_a_baked_folder_that_cannot_be_used_is_named_when_the_store_does_not_answer(tmp_path: Path) -> None:
     release = publish_release(tmp_path)
     run_restore(tmp_path, *words(release, "--lock", release.lock), "--strict")
@@ -675,6 +694,15 @@ def test_json_is_one_object_on_stdout(tmp_path: Path, demo: Published) -> None:
     failed = run_restore(tmp_path, demo.store.url, "--name", "absent", "--json")
     assert (json.loads(failed.out)["exit_code"], failed.code) == (12, 12)
     assert run_restore(tmp_path, *words(demo)).out == ""
+
+
+def test_an_empty_folder_that_a_shell_reads_of_is_never_swept(tmp_path: Path) -> None:
+    path = tmp_path / "env"
+    ran = run_restore(tmp_path, f"file://{tmp_path}/none", "--name", "absent", "--env-file", str(path), "--", "true")
+    assert ran.line["outcome"] == "cold"
+    script = f". {path}; dirname $TORCHINDUCTOR_CACHE_DIR"
+    folder = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    assert os.listdir(folder) == [], "a lease that our command held would end before the shell's own"
 
 
 def test_an_env_file_starts_a_shell_with_the_same_variables(tmp_path: Path, demo: Published) -> None:

@@ -138,6 +138,10 @@ def test_two_files_for_one_process_are_refused_whatever_their_order(tmp_path: Pa
         assert str(one) in str(caught.value) and str(other) in str(caught.value) and "`verify`" in str(caught.value)
         with pytest.raises(UsageError):
             explain_files(paths)
+    earlier = write_evidence(tmp_path / "earlier", replace(evidence(ENTRIES[0], "verify", WARM), device=""))
+    for paths in ([one, earlier], [earlier, one]):  # it may be of the same device
+        with pytest.raises(UsageError, match="two files"):
+            report(paths)
     link = tmp_path / "link.json"
     link.symlink_to(one)
     assert len(report([one, one, tmp_path / "one", link]).steps) == 1  # one file, however often it is named

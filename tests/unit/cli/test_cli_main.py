@@ -248,3 +248,16 @@ def test_a_gate_that_could_never_refuse_is_a_usage_error(tmp_path: Path, gate: s
     (tmp_path / "manifest.yaml").touch()
     finished = run_cachepipe("verify", str(tmp_path / "manifest.yaml"), gate, number)
     assert finished.returncode == 2 and gate in finished.stderr
+
+
+def test_a_shell_that_completes_words_makes_nothing(tmp_path: Path) -> None:
+    for name, words in (
+        ("verify", ["--junit", "a/b.xml"]),
+        ("verify", ["--report", "c"]),
+        ("report", ["--html", "d/e"]),
+    ):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        given = [words[0], str(tmp_path / words[1])]
+        command.make_context(name, ["manifest.yaml", *given], resilient_parsing=True)
+    assert not list(tmp_path.iterdir())

@@ -69,6 +69,13 @@ def test_a_usable_machine_passes_and_torch_is_never_imported(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+def test_a_look_changes_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o755)
+    assert found(examine(tmp_path).checks, "restores go to")[0].value == str(tmp_path / "cache")
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o755
+
+
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [

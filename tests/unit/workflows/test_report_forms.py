@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from cachepipe.adapters.html_page import render_page
+from cachepipe.cli.report import write_junit
+from cachepipe.errors import UsageError
 from cachepipe.workflows.explaining import explain_files
 from cachepipe.workflows.report import Report, report, report_json
 from cachepipe.workflows.report_compare import compare
@@ -54,6 +56,19 @@ def test_junit_of_a_warm_release_passes_and_without_a_restored_process_proves_no
     write(tmp_path / "only", evidence(ENTRIES[0], "eager", EAGER))
     root = ElementTree.fromstring(report_junit(report([tmp_path / "only"])))
     assert (root.get("skipped"), root.get("failures"), root.get("tests")) == ("3", "1", "4")
+
+
+def test_no_verdict_of_an_earlier_run_stands_for_one_that_left_no_evidence(tmp_path: Path) -> None:
+    file = tmp_path / "gates.xml"
+    write_junit(file, [write_release(tmp_path / "first", has_misses=False)])
+    assert file.is_file()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "x.verify.json").write_text("{")
+    write_junit(file, [tmp_path / "second"])
+    assert not file.exists()
+    (tmp_path / "closed").write_text("no folder")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_junit(tmp_path / "closed" / "gates.xml", [tmp_path / "first"])
 
 
 def test_junit_survives_characters_that_no_xml_may_hold(tmp_path: Path) -> None:
