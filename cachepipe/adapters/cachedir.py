@@ -146,7 +146,7 @@ def make_private(folder: str) -> None:
 
 
 def read_own(path: str, limit_bytes: int) -> bytes:
-    """Returns the bytes of a regular file; raises OSError for a link, a pipe, a folder or more than `limit_bytes`."""
+    """Returns the bytes of a regular file; raises OSError for a link, a pipe, a folder or more than `limit_bytes` (+ 1 of one that grows)."""
     return read_regular(path, limit_bytes, follows_links=False)
 
 

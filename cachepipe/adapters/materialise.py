@@ -164,7 +164,7 @@ class Writing:
         return self._written(table)
 
     def stop(self) -> None:
-        """Makes the fetchers end, each after what it is at; after `finish` there are none."""
+        """Makes the fetchers end, each after what it is at; after a `finish` that succeeded there are none."""
         self._fail(DeadlineError("given up"))
 
     def _prepare(self, table: FileTable) -> dict[int, list[_Piece]]:
@@ -231,19 +231,27 @@ class Writing:
             self._changed.notify_all()
 
     def _one_pack(self, number: int) -> None:
-        """Fetches and verifies a pack with several tries, then writes its pieces once."""
-        for attempt in range(1, LIMITS.tries + 1):
+        """Fetches and verifies a pack with several tries, then writes its pieces once: what stands in their way stays there."""
+        buffer, raw = self._unpacked(number)
+        try:
+            self._landed(number)
+            self._write_pieces(number, raw)
+        finally:
+            self._buffers.put(buffer)
+
+    def _unpacked(self, number: int) -> tuple[bytearray, memoryview]:
+        """Returns a buffer, which the caller gives back, and the pack's content in it."""
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 data = self._fetch(self._packs[number].digest)
                 buffer = self._buffers.get() or bytearray(max(pack.raw_bytes for pack in self._packs))
                 try:
-                    raw = open_blob(data, self._packs[number], buffer)
-                    del data
-                    self._landed(number)
-                    self._write_pieces(number, raw)
-                finally:
+                    return buffer, open_blob(data, self._packs[number], buffer)
+                except BaseException:
                     self._buffers.put(buffer)
-                return
+                    raise
             except (IntegrityError, StoreError):
                 pause_s = 0.05 * 2**attempt * (0.5 + random.random())
                 if attempt == LIMITS.tries or time.monotonic() + pause_s > self._deadline:

@@ -84,7 +84,7 @@ class VerifiedBucket:
     """`cold`, `restored` and `eager` → their first call by where the time went."""
     max_abs_diff: float | None
     outputs: str
-    """`as built`: bit for bit those of the build's proof; `close`: within tolerance of eager's; `differ`: neither."""
+    """`as built`: bit for bit those of the build's proof; `close`: within tolerance of eager's; `differ`: neither, or not compared."""
 
 
 @dataclass(frozen=True)
