@@ -24,6 +24,8 @@ from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
 
+settings.register_profile("change", max_examples=1_000, deadline=None)
+settings.load_profile("change")
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 
 

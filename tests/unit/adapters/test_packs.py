@@ -266,7 +266,7 @@ paths = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(files=st.dictionaries(paths, st.binary(max_size=3000), max_size=12), cap=st.integers(1, 5000))
 def test_every_tree_comes_back_as_it_was(files: dict[str, bytes], cap: int) -> None:
     import tempfile

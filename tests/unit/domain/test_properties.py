@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachepipe.domain.artifact import Blob, check_path, read_table
@@ -60,7 +60,6 @@ INDEXES = st.builds(
 
 
 @given(PATHS)
-@settings(max_examples=500)
 def test_a_path_that_is_accepted_stays_below_every_folder_and_means_one_thing(path: str) -> None:
     try:
         check_path(path)
@@ -127,7 +126,6 @@ KEYS = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1)
 
 
 @given(KEYS, KEYS, st.integers(1, 4))
-@settings(max_examples=60)
 def test_a_payload_is_accepted_exactly_when_enough_listed_keys_signed_it(
     listed: list[str], signing: list[str], wanted: int
 ) -> None:
