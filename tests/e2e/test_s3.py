@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
-from tests.support import s3, seaweed
+from tests.support import motoserver, s3, seaweed
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.recorder import SilentServer
 from tests.support.release import run_cachepipe
@@ -253,3 +254,20 @@ def test_the_first_request_leaves_soon_after_the_process_began(tmp_path: Path, p
         run_restore(tmp_path, url, "--name", "absent", env=environment(tmp_path, **ENVIRONMENT))
         shares.append((proxy.accepted[0] - began) / bare_s)
     assert min(shares) < 4
+
+
+def test_a_bucket_encrypted_with_kms_is_published_to_and_restored_from(
+    tmp_path: Path, demo: Published, opened: None, moto_s3: motoserver.Moto
+) -> None:
+    client = boto3.client("s3", endpoint_url=moto_s3.endpoint)
+    client.create_bucket(Bucket="encrypted")
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "alias/bucket"}}
+    client.put_bucket_encryption(Bucket="encrypted", ServerSideEncryptionConfiguration={"Rules": [rule]})
+    url = s3.address(moto_s3.endpoint).replace(seaweed.S3_BUCKET, "encrypted", 1)
+    s3.copy_store(demo.store, s3.opened(url))
+    keys = [row["Key"] for row in client.list_objects_v2(Bucket="encrypted")["Contents"]]
+    algorithms = {client.head_object(Bucket="encrypted", Key=key).get("ServerSideEncryption") for key in keys}
+    assert len(keys) > 4 and algorithms == {"aws:kms"}
+    ran = restore(tmp_path, url, "--strict", *command(["true"]))
+    assert (ran.code, ran.line["outcome"]) == (0, "restored")
+    assert files_below(ran.line["folder"]) == demo.restored_bytes(ran.line["folder"])
