@@ -31,6 +31,8 @@ def remember_version(state_dir: str, name: str, channel: str, version: int) -> N
     """Writes a version down if it is higher than the one that is there; a folder that cannot be written keeps none."""
     if version <= seen_version(state_dir, name, channel):
         return
+    if not os.path.isdir(os.path.dirname(os.path.abspath(state_dir))):
+        return  # a cache root is made by who restores into it
     path = path_of(state_dir, name, channel)
     temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     try:

@@ -28,7 +28,7 @@ def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
     created, ends = parse_timestamp(index.created_at, "index"), parse_timestamp(index.expires_at, "index")
     if ends - created > LONGEST_LIFE:
         raise TrustError(f"the index lives longer than {LONGEST_LIFE.days} days: {label}, {created} to {ends}")
-    if now > expiry(index, policy) + TOLERANCE:
+    if now - TOLERANCE > expiry(index, policy):
         raise TrustError(
             f"the index has expired: {label} at {timestamp(expiry(index, policy))}",
             hint="give it a fresh date with `cachepipe renew`; if that is done every week, "
@@ -56,7 +56,9 @@ def check_floor(label: str, version: int, minimum: int, whose: str) -> None:
 
 def expiry(index: Index, policy: Policy) -> datetime:
     """Returns when the index expires, by its own word or by the policy's, whichever is earlier."""
-    return parse_timestamp(index.created_at, "index") + timedelta(seconds=policy.maximum_age_s(index))
+    created, ends = parse_timestamp(index.created_at, "index"), parse_timestamp(index.expires_at, "index")
+    age = timedelta(seconds=policy.maximum_age_s(index))
+    return created + age if ends - created > age else ends  # the sum may lie beyond the last year that there is
 
 
 def age_warning(index: Index, policy: Policy, now: datetime) -> str:

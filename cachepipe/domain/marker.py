@@ -60,7 +60,8 @@ class Marker:
     trust: str
     """How far the statements are trusted: `domain.trust.Verified.status`."""
     policy: str
-    """By what they were judged: the trust policy's SHA-256, or a word for none. Under another one they are judged anew."""
+    """By what they were judged: the trust policy's SHA-256, or a word for none, and for a channel the store. Under another one they are
+    judged anew."""
     bytes: int
     """Compressed bytes that were fetched."""
     variables: Mapping[str, str]

@@ -205,7 +205,7 @@ def _counted(
             raise TrustError(f"{what}: the signature of key {key.keyid[:20]} is not of these bytes", hint=_HINT)
         if not key.has_role(role):
             reasons.append(f"key {key.keyid[:20]} may not sign as {role}")
-        elif now is not None and key.not_after and now > parse_timestamp(key.not_after, "not_after") + TOLERANCE:
+        elif now is not None and key.not_after and now - TOLERANCE > parse_timestamp(key.not_after, "not_after"):
             reasons.append(f"key {key.keyid[:20]} ended at {key.not_after}")
         else:
             counted.append(key)

@@ -18,6 +18,7 @@ from itertools import islice, product
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.execute import check_variables
+from cachepipe.adapters.floors import seen_version
 from cachepipe.adapters.lease import Lease
 from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.adapters.policy_file import read_policy_file
@@ -37,7 +38,7 @@ from cachepipe.errors import (
     UsageError,
 )
 from cachepipe.workflows.host import host_tag, this_machine
-from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, state_dir
 from cachepipe.workflows.restore_options import Options
 
 TOLERANCE = timedelta(seconds=300)
@@ -70,6 +71,15 @@ def policy_tag(options: Options) -> str:
     if data is not None:
         return sha256(data) + (" and unsigned" if options.accepts_unsigned else "")  # which the policy refuses
     return "none, unsigned accepted" if options.accepts_unsigned else "none"
+
+
+def channel_tag(options: Options) -> str:
+    """As `policy_tag`, for what a channel named: the same channel of another store is another one.
+
+    Raises:
+        TrustError: the policy file cannot be used.
+    """
+    return f"{policy_tag(options)}, of store {sha256(options.store.encode(errors='surrogatepass'))[:16]}"
 
 
 def set_digest(statements: Sequence[str]) -> str:
@@ -285,7 +295,7 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
     options = request.options
     if len(options.names) != 1:
         return None
-    name, policy = options.names[0], policy_tag(options)
+    name, policy = options.names[0], channel_tag(options)
     for folder in _channel_folders(request, name):
         try:
             marker, lease = _open_marked(folder)
@@ -297,6 +307,7 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
         is_same_host = marker.host == host_tag(request.environment)
         try:
             is_current = is_wanted and is_same_host and _is_newest(options, name, marker, request.now)
+            is_current = is_current and not _is_outrun(options, name, marker, folder)
         except IntegrityError:
             continue  # of a marker, a hint or a probe: the whole restore judges them, step by step
         if is_current:
@@ -316,11 +327,17 @@ def _channel_folders(request: RestoreRequest, name: str) -> Iterator[str]:
             continue
 
 
+def _is_outrun(options: Options, name: str, marker: Marker, folder: str) -> bool:
+    """Returns whether this node has seen a newer version than the folder's: then the whole restore judges what is offered."""
+    has_policy = not marker.policy.startswith("none")
+    return has_policy and seen_version(state_dir(options, folder), name, options.channel) > marker.index_version
+
+
 def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bool:
     from cachepipe.adapters.store import is_absent_by_403, open_store
     from cachepipe.domain.layout import hint_key, index_key
 
-    if now > parse_timestamp(marker.expires_at, "marker") + TOLERANCE:
+    if now - TOLERANCE > parse_timestamp(marker.expires_at, "marker"):
         return False
     store = open_store(options.store)
     hint = store.get(hint_key(name, options.channel), LIMITS.small_file_bytes) or b""

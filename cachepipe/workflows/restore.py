@@ -36,7 +36,7 @@ from cachepipe.domain.layout import check_name, pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
 from cachepipe.domain.record import sha256
 from cachepipe.domain.statement import Statement
-from cachepipe.errors import IntegrityError, NoRoomError, UnsafePathError, UsageError
+from cachepipe.errors import IntegrityError, NoRoomError, TrustError, UnsafePathError, UsageError
 from cachepipe.failpoints import reached
 from cachepipe.workflows import present
 from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
@@ -92,7 +92,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
     # 2 rows
     store = _store(request)
-    sources = _sources(request, store)
+    sources = _judged_sources(request, store)
     reached("restore.after_rows")
     # 3 select
     machine = this_machine([row for source in sources for row in source.rows])
@@ -110,7 +110,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     marker = _marker(request, sources, artifacts, variables, rows)
     placed = _place(request, statements, marker)
     if isinstance(placed, RestoreOutcome):
-        return placed
+        return _judged_present(request, sources, placed, store)
     place, notes = placed
     notes = (*notes, *(source.warning for source in sources if source.warning))
     try:
@@ -148,6 +148,33 @@ def _check_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
             where = path_of(state, source.name, source.channel)
             label = f"{source.name}@{source.channel}:{source.version}"
             check_floor(label, source.version, minimum, f"{where} says that this node has seen")
+
+
+def _judge_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
+    _check_seen(sources, state, store)
+    _remember(sources, state, store)
+
+
+def _judged_sources(request: RestoreRequest, store: Store) -> list[_Source]:
+    """Returns the sources; their versions are remembered at once, since what they revoke may be refused below.
+
+    Floors lie beside the folder that is asked first: no statement has said its root yet.
+    """
+    sources = _sources(request, store)
+    folder = request.options.dest or os.path.join(cachedir.DEFAULT_CACHE_ROOT, sources[0].name)
+    _judge_seen(sources, state_dir(request.options, os.path.abspath(folder)), store)
+    return sources
+
+
+def _judged_present(
+    request: RestoreRequest, sources: Sequence[_Source], found: RestoreOutcome, store: Store
+) -> RestoreOutcome:
+    try:
+        _judge_seen(sources, state_dir(request.options, found.folder), store)
+    except TrustError:
+        found.lease.close()
+        raise
+    return found
 
 
 def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
@@ -223,7 +250,7 @@ def _marker(
         expires_at=min([text for text in (sources[0].expires_at, artifacts[0].not_after) if text], default="")
         if sources[0].channel
         else "",
-        policy=present.policy_tag(request.options),
+        policy=(present.channel_tag if sources[0].channel else present.policy_tag)(request.options),
         trust=",".join(dict.fromkeys(artifact.status for artifact in artifacts)),
         bytes=sum(row.packs_bytes + row.size_bytes for row in rows),
         variables=variables,

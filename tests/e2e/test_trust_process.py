@@ -18,7 +18,7 @@ from cachepipe.domain import trust
 from cachepipe.domain.index import PAYLOAD_TYPE, index_bytes
 from cachepipe.domain.layout import hint_key, index_key, statement_key
 from cachepipe.domain.policy import ChannelRule, Policy
-from cachepipe.workflows.channels import promote, renew
+from cachepipe.workflows.channels import promote, renew, revoke
 from cachepipe.workflows.fetch import read_channel
 from tests.support import authority
 from tests.support.authority import key, policy, write_policy
@@ -208,6 +208,69 @@ def test_a_node_that_has_seen_a_newer_version_refuses_an_older_one(tmp_path: Pat
     assert "this node has seen 3 or later" in ran.line["reason"]
     shutil.rmtree(tmp_path / "state")
     assert run_restore(tmp_path, *words(demo, "--trust", file, "--state-dir", str(tmp_path / "state"))).code == 0
+
+
+def into(folder: Path, release: Published, *more: str) -> tuple[str, ...]:
+    return (release.store.url, "--name", "demo", "--dest", str(folder), *more)
+
+
+def roll_back(release: Published, newest: int) -> None:
+    """Who writes the store puts version 1 back."""
+    for version in range(2, newest + 1):
+        Path(release.store.root, index_key("demo", "stable", version)).unlink()
+    Path(release.store.root, hint_key("demo", "stable")).write_text("1\n")
+
+
+def test_a_revocation_that_a_node_has_seen_is_not_forgotten_by_playing_the_store_back(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    seen = ("--trust", file, "--state-dir", str(tmp_path / "state"), "--strict")
+    assert run_restore(tmp_path, *words(demo, *seen)).line["outcome"] == "restored"
+    revoke(demo.store, "demo", "stable", demo.row.artifact, _now())
+    assert run_restore(tmp_path, *words(demo, *seen)).code == 12
+    roll_back(demo, 2)
+    for folder in (Path(demo.root), tmp_path / "fresh"):
+        ran = run_restore(tmp_path, *into(folder, demo, *seen))
+        assert (ran.code, "this node has seen 2 or later" in ran.line["reason"]) == (14, True)
+
+
+def test_a_folder_that_lies_there_is_no_way_round_a_newer_version_that_was_seen(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    seen = ("--trust", file, "--state-dir", str(tmp_path / "state"), "--strict")
+    assert run_restore(tmp_path, *into(tmp_path / "one", demo, *seen)).line["outcome"] == "restored"
+    second = publish_release(tmp_path, number=1, trust=authority.choice(tmp_path / "keys"))
+    assert run_restore(tmp_path, *into(tmp_path / "other", second, *seen)).line["outcome"] == "restored"
+    roll_back(demo, 2)
+    assert run_restore(tmp_path, *into(tmp_path / "one", demo, *seen)).code == 14
+
+
+def test_a_renewed_version_of_what_lies_there_is_remembered(tmp_path: Path, demo: Published, file: str) -> None:
+    seen = ("--trust", file, "--state-dir", str(tmp_path / "state"), "--strict")
+    assert run_restore(tmp_path, *words(demo, *seen)).line["outcome"] == "restored"
+    renew(demo.store, "demo", "stable", _now())
+    assert run_restore(tmp_path, *words(demo, *seen)).line["outcome"] == "present"
+    roll_back(demo, 2)
+    assert run_restore(tmp_path, *into(tmp_path / "fresh", demo, *seen)).code == 14
+
+
+def test_what_another_store_named_is_not_current_for_this_one(tmp_path: Path, demo: Published, file: str) -> None:
+    other = publish_release(tmp_path / "other", number=5, trust=authority.choice(tmp_path / "keys"))
+    asked = ("--trust", file, "--strict")
+    first = run_restore(tmp_path, *into(tmp_path / "dest", demo, *asked))
+    second = run_restore(tmp_path, *into(tmp_path / "dest", other, *asked))
+    assert (first.line["outcome"], second.line["outcome"]) == ("restored", "restored")
+    assert first.line["digest"] == demo.row.statement != second.line["digest"] == other.row.statement
+    assert run_restore(tmp_path, *into(tmp_path / "dest", other, *asked)).line["outcome"] == "present"
+
+
+def test_a_key_may_last_to_the_end_of_time(tmp_path: Path, demo: Published, file: str) -> None:
+    tree = json.loads(Path(file).read_text())
+    for row in tree["keys"]:
+        row["not_after"] = "9999-12-31T23:59:59Z"
+    Path(file).write_text(json.dumps(tree))
+    for outcome in ("restored", "present"):
+        assert run_restore(tmp_path, *words(demo, "--trust", file, "--strict")).line["outcome"] == outcome
 
 
 def _now() -> datetime:
