@@ -45,4 +45,5 @@ class ExportLog:
             given = arguments[1]
             words = [str(word) for word in given] if isinstance(given, (list, tuple)) else str(given).split()
             source = next((word for word in words[1:] if word.endswith(_SOURCES)), "")
-            self.say(f"starts {os.path.basename(words[0]) if words else given!r} {source}".rstrip())
+            program = os.path.basename(words[0]) if words else "?"
+            self.say(f"starts {program} {source}".rstrip())

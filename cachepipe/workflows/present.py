@@ -43,6 +43,7 @@ from cachepipe.workflows.restore_options import Options
 
 TOLERANCE = timedelta(seconds=300)
 _SET_CHOICES = 64
+_OF_STORE = ", of store "
 
 
 def read_locks(options: Options) -> tuple[Lock, ...]:
@@ -79,7 +80,7 @@ def channel_tag(options: Options) -> str:
     Raises:
         TrustError: the policy file cannot be used.
     """
-    return f"{policy_tag(options)}, of store {sha256(options.store.encode(errors='surrogatepass'))[:16]}"
+    return f"{policy_tag(options)}{_OF_STORE}{sha256(options.store.encode(errors='surrogatepass'))[:16]}"
 
 
 def set_digest(statements: Sequence[str]) -> str:
@@ -207,7 +208,9 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
             found = open_present(folder, statements, request.refused)
             if found is None:
                 continue
-            is_trusted = found[0].policy == policy or _still_trusted(request.options, policy, folder, found[0])
+            is_trusted = found[0].policy.partition(_OF_STORE)[0] == policy or _still_trusted(
+                request.options, policy, folder, found[0]
+            )
             if is_trusted and (found[0].host == tag or _still_fits(rows, tag, folder, found[0])):
                 return outcome_of(request, "present", folder, *found)
             found[1].close()

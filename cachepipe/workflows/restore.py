@@ -158,11 +158,11 @@ def _judge_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
 def _judged_sources(request: RestoreRequest, store: Store) -> list[_Source]:
     """Returns the sources; their versions are remembered at once, since what they revoke may be refused below.
 
-    Floors lie beside the folder that is asked first: no statement has said its root yet.
+    Only where the options say in which place: no statement has said its root yet, and another root has other floors.
     """
     sources = _sources(request, store)
-    folder = request.options.dest or os.path.join(cachedir.DEFAULT_CACHE_ROOT, sources[0].name)
-    _judge_seen(sources, state_dir(request.options, os.path.abspath(folder)), store)
+    if request.options.dest or request.options.state_dir:
+        _judge_seen(sources, state_dir(request.options, os.path.abspath(request.options.dest)), store)
     return sources
 
 
