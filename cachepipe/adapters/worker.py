@@ -251,10 +251,8 @@ class Session:
     def evidence(self, error: BaseException | None = None) -> EntryEvidence:
         """Steps 4 and 6: returns all that was seen."""
         recorder = self.recorder
-        work = recorder.work() if recorder else Work()
-        work = (
-            work + self.processes.work + Work(new_files=sum(result.work.new_files for result in self.results.values()))
-        )
+        new_files = sum(result.work.new_files for result in self.results.values())
+        work = (recorder.work() if recorder else Work()) + self.processes.work + Work(new_files=new_files)
         breaks = [reason for log in recorder.logs.values() for reason in log.graph_breaks] if recorder else []
         return EntryEvidence(
             entry=self.spec.id,
