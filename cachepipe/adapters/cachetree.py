@@ -20,12 +20,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cachepipe.adapters.cubin import TEXTS, running_digest
 from cachepipe.domain.record import Json, sha256
 from cachepipe.errors import IntegrityError
 
 KINDS = ("fxgraph", "aotautograd", "native", "wrapper", "tuning", "triton", "engine", "other")
 UNION_PREFIX = "inductor/cache/"
 """Files that every entry of a build extends: timings by kernel, keyed so that two files can be united."""
+
+CHOICE_SUFFIX, TIMING_SUFFIX = ".best_config", ".kernel_perf"
+RECORD_SUFFIXES = (CHOICE_SUFFIX, TIMING_SUFFIX)
 
 TRITON_NAME_CHARS = 150
 FILE_NAME_BYTES = 255
@@ -78,7 +82,7 @@ def kind_of(path: str) -> str:
         return "fxgraph"
     if path.startswith("inductor/aotautograd/"):
         return "aotautograd"
-    if path.startswith(UNION_PREFIX) or path.endswith((".best_config", ".kernel_perf")):
+    if path.startswith(UNION_PREFIX) or path.endswith(RECORD_SUFFIXES):
         return "tuning"
     if path.startswith("triton/"):
         return "triton"
@@ -101,9 +105,11 @@ def merge_trees(sources: Mapping[int, Path], target: Path) -> Mapping[str, tuple
     Returns:
         Path → numbers of the entries that brought it.
 
+    Of two entries with the same kernel, tuned or compiled twice, the first one's files stay: both started with the same kernel, and
+    what is proved is the merged tree. Files below `inductor/cache/` become their deep union.
+
     Raises:
-        IntegrityError: two trees hold different bytes at one path; the path and both entries are named. Files below
-            `inductor/cache/` are JSON and become their deep union instead, unless a value differs.
+        IntegrityError: two trees hold different bytes at one path, and they do differ in what runs; the path and both entries are named.
     """
     serves: dict[str, tuple[int, ...]] = {}
     for number in sorted(sources):
@@ -125,6 +131,8 @@ def _united(path: str, one: bytes, other: bytes, entries: tuple[int, int]) -> by
         return one
     where = f"{path} of entries {entries[0]} and {entries[1]}"
     if not path.startswith(UNION_PREFIX):
+        if _is_same_kernel(path, one, other):
+            return one
         raise IntegrityError(where, "different bytes", wanted=sha256(one)[:12], found=sha256(other)[:12])
     try:
         united = _union(where, json.loads(one), json.loads(other))
@@ -132,6 +140,36 @@ def _united(path: str, one: bytes, other: bytes, entries: tuple[int, int]) -> by
         raise IntegrityError(where, "different bytes that are not JSON") from error
     # Not our canonical bytes: a choice that cannot run has the timing `Infinity`.
     return json.dumps(united, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _is_same_kernel(path: str, one: bytes, other: bytes) -> bool:
+    """Tells whether two files of one kernel differ only in where its source lay, or in what two searches found."""
+    if path.endswith(TIMING_SUFFIX):
+        return _is_timing(one) and _is_timing(other)
+    if path.endswith(CHOICE_SUFFIX):
+        chosen_from = _chosen_from(one)
+        return chosen_from is not None and chosen_from == _chosen_from(other)
+    if path.startswith("triton/") and path.endswith(".cubin"):
+        runs = running_digest(one)
+        return runs is not None and runs == running_digest(other)
+    return path.startswith("triton/") and path.endswith(TEXTS)
+
+
+def _is_timing(data: bytes) -> bool:
+    """One number or several, in milliseconds."""
+    try:
+        return bool([float(number) for number in data.split()])
+    except ValueError:
+        return False
+
+
+def _chosen_from(record: bytes) -> str | None:
+    """Returns which configurations a tuning record was chosen from, None if it does not tell."""
+    try:
+        found = json.loads(record)["configs_hash"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _union(where: str, one: Json, other: Json) -> Json:

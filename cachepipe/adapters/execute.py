@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from cachepipe import streams
-from cachepipe.domain.variables import TORCH
+from cachepipe.domain.variables import COMPILER, TORCH
 from cachepipe.errors import IntegrityError, UsageError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -91,9 +91,8 @@ def isa_variables(built: str, here: str) -> dict[str, str]:
 
 def has_compiler(environment: Mapping[str, str]) -> bool:
     """Tells whether the C++ compiler that torch would call is on PATH."""
-    name = environment.get("CXX") or "g++"
-    folders = [""] if "/" in name else environment.get("PATH", os.defpath).split(os.pathsep)
-    paths = [os.path.join(folder, name) for folder in folders]
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    paths = [os.path.join(folder, COMPILER) for folder in folders]
     return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
 
 
@@ -124,7 +123,7 @@ def write_compiler_stub(folder: str, texts: Mapping[str, str]) -> None:
             f"elif words == ['-v']:\n    sys.stderr.write({verbose!r})\n"
             f"else:\n    sys.exit({refusal!r} + 'g++ ' + ' '.join(words))\n"
         )
-    path = os.path.join(folder, "g++")
+    path = os.path.join(folder, COMPILER)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(handle, 0o755)

@@ -23,6 +23,7 @@ from typing import Any
 
 from cachepipe.adapters.gpu import Gpus, visible_gpus
 from cachepipe.domain.fingerprint import RULES, SEVERAL, UNKNOWN, Fingerprint, Part
+from cachepipe.domain.variables import COMPILER
 from cachepipe.errors import FingerprintMismatchError
 
 # What a compiler given -march=native may use in any kernel, vector code or not.
@@ -306,9 +307,12 @@ def _physical_cores(root: str, cpus: frozenset[int]) -> int:
 
 
 def compiler_texts(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Returns what the C++ compiler that torch would use answers to `--version` and `-v`, exactly; {} without one."""
+    """Returns what the C++ compiler that torch would use answers to `--version` and `-v`, exactly; {} without one.
+
+    It is `g++` on PATH, whatever CXX names: builders have no CXX, and the back-port `compiler-name` makes services like them.
+    """
     environ = os.environ if environ is None else environ
-    return _compiler_texts(environ.get("CXX", "g++"), environ.get("PATH", os.defpath))
+    return _compiler_texts(COMPILER, environ.get("PATH", os.defpath))
 
 
 @cache

@@ -51,6 +51,12 @@ _OPTIONS: Mapping[str, Any] = types.MappingProxyType(
         "triton.cudagraphs": False,  # not for native functions
     }
 )
+_LINKED = "aot_inductor.custom_op_libs"
+_LIBRARIES = ("libstdc++.so.6",)
+"""Linked by their file names. Where a compiler has `libstdc++.a` alone, its `-lstdc++` puts a second C++ runtime into the shared object,
+whose locales are not those of the one that torch loaded: `std::regex`, with which the function reads its device's name, throws
+`std::bad_cast` or crashes the process.
+"""
 _CUDA_OPTIONS: Mapping[str, Any] = types.MappingProxyType({"aot_inductor.embed_kernel_binary": True})
 _CUDA_TOOLS = ("ld", "objcopy")
 """With which torch embeds kernels."""
@@ -65,8 +71,7 @@ def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"`{spec.factory}` returned {type(model).__name__}: `engine: aot` needs an nn.Module")
-    if spec.device == "cuda":
-        _prepare_linking()
+    _prepare_linking(spec.device)
     folder.mkdir(parents=True)
     with ExportLog() as log:
         _export_into(spec, model, folder, log)
@@ -116,27 +121,34 @@ def native_options(spec: EntrySpec) -> dict[str, Any]:
     """Returns Inductor's options for a native function: the entry's own, by which torch.compile chooses and tunes, and ours on top;
     what this torch does not know is left out.
     """
+    chosen = mode_options(spec.mode, spec.options)
     own = {**_OPTIONS, **(_CUDA_OPTIONS if spec.device == "cuda" else {})}
+    own[_LINKED] = [*(chosen.get(_LINKED) or []), *(f":{name}" for name in _LIBRARIES)]
     known = torch._inductor.list_options()
-    return {**mode_options(spec.mode, spec.options), **{name: own[name] for name in own if name in known}}
+    return {**chosen, **{name: own[name] for name in own if name in known}}
 
 
-def _prepare_linking() -> None:
-    """Lets the linker find `libcuda.so`, a name that a toolkit's stub has, if there is one where torch looks, and no driver.
+def _prepare_linking(device: str) -> None:
+    """Lets the linker find the very libraries that this process has loaded: the C++ runtime, and `libcuda.so`, a name that a toolkit's
+    stub has, if there is one where torch looks, and no driver.
 
     Raises:
         UsageError: a tool is missing.
     """
-    missing = [tool for tool in _CUDA_TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise UsageError(f"`engine: aot` for a GPU needs binutils on PATH: no {' and no '.join(missing)}")
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # loads the driver
-    mapped = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libcuda.so" in line)
-    if driver := next(mapped, None):
-        folder = Path(tempfile.mkdtemp(prefix="driver-"))  # below the worker's own TMPDIR
-        (folder / "libcuda.so").symlink_to(driver)
-        others = [os.environ["LIBRARY_PATH"]] if os.environ.get("LIBRARY_PATH") else []
-        os.environ["LIBRARY_PATH"] = os.pathsep.join([*others, str(folder)])
+    names = list(_LIBRARIES)
+    if device == "cuda":
+        missing = [tool for tool in _CUDA_TOOLS if shutil.which(tool) is None]
+        if missing:
+            raise UsageError(f"`engine: aot` for a GPU needs binutils on PATH: no {' and no '.join(missing)}")
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # loads the driver
+        names.append("libcuda.so")
+    folder = Path(tempfile.mkdtemp(prefix="libraries-"))  # below the worker's own TMPDIR
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for name in names:
+        if path := next((line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line), None):
+            (folder / name).symlink_to(path)
+    others = [os.environ["LIBRARY_PATH"]] if os.environ.get("LIBRARY_PATH") else []
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([*others, str(folder)])
 
 
 def _warm_up(spec: EntrySpec, model: torch.nn.Module) -> None:

@@ -19,6 +19,9 @@ KEYED: Mapping[str, Json] = {
 the last because its default follows whether `CI` is set: what is built in CI would miss everywhere else."""
 
 
+COMPILER = "g++"
+"""What torch calls in builders, which have no CXX, and in services, where the back-port `compiler-name` sees to it."""
+
 TORCH = "{torch}"
 """Stands in a statement for the folder of the installed torch, which differs from machine to machine."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from cachepipe.domain.variables import COMPILER
 from cachepipe.importing import when_imported
 
 Version = tuple[int, int]
@@ -202,7 +203,7 @@ def _ignore_ci(module: Any, root: str) -> None:
 
 def _name_compiler(module: Any, root: str) -> None:
     """An image's CXX enters the key of every graph, GPU graphs too, and builders have none: what they build would miss."""
-    module.cpp.cxx = (None, "g++")
+    module.cpp.cxx = (None, COMPILER)
 
 
 def _is_config(config: Any, record: dict[str, Any]) -> bool:

@@ -256,7 +256,8 @@ def _pieces(run: _Build, earlier: Earlier | None, chosen: frozenset[str]) -> lis
             pieces.append(carried_piece(run.store, earlier, planned, entry, table))
             say(f"carried over: {spec.id}: unchanged since {earlier.artifact.statement.artifact}")
         elif spec.id in chosen:
-            done = build_entry(run.shop, spec, entry, run.manifest.gates.max_graph_breaks)
+            siblings = [piece.tree for piece in pieces]
+            done = build_entry(run.shop, spec, entry, run.manifest.gates.max_graph_breaks, siblings)
             _report(run, done.evidences)
             pieces.append(new_piece(planned, entry, done))
         else:

@@ -52,7 +52,7 @@ _HARMFUL = {
     "TORCHINDUCTOR_FILE_LOCK_TIMEOUT": "changes every key unless the builder had the same value",
     "TORCHINDUCTOR_COMPILE_WORKER_WAIT_TIMEOUT": "changes every key unless the builder had the same value",
     "TORCH_COMPILE_CACHE_KEY_TAG": "changes every key unless the builder had the same value",
-    "CXX": "changes every key unless the builder had the same value",
+    "CXX": "changes every key with `--no-attach`; else `g++` of PATH stays the compiler, as in builders",
     "TRITON_ALWAYS_COMPILE": "Triton compiles although its files are there: unset it",
     "CACHEPIPE_DISABLE": "cachepipe is switched off",
 }

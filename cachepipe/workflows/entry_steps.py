@@ -12,14 +12,14 @@ Every step is a process of its own, at the very path at which services restore. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cachepipe.adapters.cachetree import KINDS, kind_of, list_tree, name_cubins_in_full
+from cachepipe.adapters.cachetree import CHOICE_SUFFIX, KINDS, kind_of, list_tree, name_cubins_in_full
 from cachepipe.adapters.execute import resolved_variables
 from cachepipe.adapters.openwatch import OpenWatch
-from cachepipe.adapters.workdir import EntryDir
+from cachepipe.adapters.workdir import BuildRoot, EntryDir
 from cachepipe.domain.engine import AOT
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.evidence import EntryEvidence
@@ -79,7 +79,9 @@ class EntryWork:
         return tuple(evidence for evidence in steps if evidence is not None)
 
 
-def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: float) -> EntryWork:
+def build_entry(
+    shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: float, siblings: Sequence[Path] = ()
+) -> EntryWork:
     """Returns a tree in which nothing is left to tune, trimmed to what a start opens, with the evidence of each step.
 
     Args:
@@ -87,6 +89,7 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
         spec: the entry.
         entry: its folder; finished steps in it are used.
         max_graph_breaks: the gate, judged right after tuning since nothing later can mend it.
+        siblings: trees of the release's entries so far: a kernel that one of them has is chosen as there.
 
     Raises:
         BuildError: a step failed; entry, shape bucket and step are named.
@@ -100,7 +103,7 @@ def build_entry(shop: Shop, spec: EntrySpec, entry: EntryDir, max_graph_breaks: 
     # 2
     settle, rounds = None, 0
     if facts is None:
-        settle, rounds = _settle(shop, spec, entry, tune)
+        settle, rounds = _settle(shop, spec, entry, tune, siblings)
     elif facts.settle_rounds:
         settle = _kept(entry, f"settle-{facts.settle_rounds}")
     # 3
@@ -135,7 +138,9 @@ def _tune(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     return entry.finish("tune", shop.root)
 
 
-def _settle(shop: Shop, spec: EntrySpec, entry: EntryDir, tune: EntryEvidence) -> tuple[EntryEvidence | None, int]:
+def _settle(
+    shop: Shop, spec: EntrySpec, entry: EntryDir, tune: EntryEvidence, siblings: Sequence[Path]
+) -> tuple[EntryEvidence | None, int]:
     """Returns the round in which nothing was tuned, and its number; (None, 0) if tune itself tuned nothing."""
     evidence: EntryEvidence | None = None
     last, number = tune, 0
@@ -149,17 +154,17 @@ def _settle(shop: Shop, spec: EntrySpec, entry: EntryDir, tune: EntryEvidence) -
                 hint="their choice differs from run to run: pin it by `options`, or use another mode for this model",
             )
         previous, number = f"settle-{number}" if number else "tune", number + 1
-        evidence = last = _settle_round(shop, spec, entry, previous, f"settle-{number}")
+        evidence = last = _settle_round(shop, spec, entry, [*siblings, entry.tree(previous)], f"settle-{number}")
     return evidence, number
 
 
-def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, name: str) -> EntryEvidence:
+def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, trees: Sequence[Path], name: str) -> EntryEvidence:
     done = entry.finished(name)
     if done is not None:
         return done
 
     def compile_again() -> EntryEvidence:
-        shop.root.fill(entry.tree(previous), lambda path: is_seed(spec.device, path))
+        seed(shop.root, spec.device, trees)
         job = shop.job("settle", spec, entry.pending(name))
         # One compile process: kernels that a pool compiled would be stored for the pool's way to load them as well.
         return run_job(shop, job, name, entry, shop.environment(1, variables_of(spec.device, job.root)))
@@ -167,6 +172,24 @@ def _settle_round(shop: Shop, spec: EntrySpec, entry: EntryDir, previous: str, n
     evidence = tuned_quietly(shop, spec, name, entry, compile_again, is_alone=False)
     _check(spec, name, evidence)
     return entry.finish(name, shop.root)
+
+
+def seed(root: BuildRoot, device: str, trees: Sequence[Path]) -> None:
+    """Fills the root with what a settle round starts with.
+
+    Args:
+        root: is emptied.
+        device: the entry's.
+        trees: the last is that of the entry's round before; of the others, earlier ones first, come their choices for the same kernels,
+            which else would be two choices in two entries of one release.
+    """
+    *siblings, own = trees
+    root.fill(own, lambda path: is_seed(device, path))
+    for sibling in reversed(siblings):
+        for file in list_tree(sibling):
+            there = root.path / file.path
+            if file.path.endswith(CHOICE_SUFFIX) and there.exists():
+                there.write_bytes((sibling / file.path).read_bytes())
 
 
 def is_seed(device: str, path: str) -> bool:

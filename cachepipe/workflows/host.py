@@ -22,7 +22,7 @@ def host_tag(environment: Mapping[str, str]) -> str:
             "prefix": sys.prefix,
             "python": sys.version,
             "torch": _torch_stat(),
-            **{name: environment.get(name, "") for name in (*variables, "CXX")},
+            **{name: environment.get(name, "") for name in variables},
         }
     )
 

@@ -279,11 +279,15 @@ def test_the_compilers_answers_are_kept_exactly(tmp_path: Path) -> None:
     assert compiler_texts({"PATH": str(tmp_path)}) == {"--version": "g++ 99\n", "-v": "details\n"}
 
 
-def test_another_compiler_is_named_by_cxx(tmp_path: Path) -> None:
-    path = compiler(tmp_path, "clang++")
-    assert compiler_texts({"PATH": "/nowhere", "CXX": str(path)})["--version"] == "g++ 99\n"
-    host = Host(environ={"PATH": str(tmp_path), "CXX": "clang++"})
-    assert machine_fingerprint([], host).get("compiler") == "g++ 99"
+def test_an_images_cxx_is_not_taken_for_the_builders_compiler(tmp_path: Path) -> None:
+    image = compiler(tmp_path, "g++-of-the-image")
+    image.write_text(image.read_text().replace("g++ 99", "g++-real 99"))
+    compiler(tmp_path)
+    for cxx in (str(image), image.name, "/nowhere/g++"):
+        environ = {"PATH": str(tmp_path), "CXX": cxx}
+        assert compiler_texts(environ)["--version"] == "g++ 99\n"
+        assert machine_fingerprint([], Host(environ=environ)).get("compiler") == "g++ 99"
+    assert compiler_texts({"PATH": "/nowhere", "CXX": str(image)}) == {}
 
 
 def test_no_compiler_is_no_part_and_no_error(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,41 @@ def test_options_that_an_older_torch_does_not_have_are_left_out(monkeypatch: pyt
     monkeypatch.setattr(torch._inductor, "list_options", lambda: known)
     found = native_options(spec_of("", mode="max-autotune"))
     assert "aot_inductor.enable_line_tables" not in found and found["aot_inductor.package"]
+
+
+def test_libraries_that_the_manifest_links_are_kept() -> None:
+    found = native_options(spec_of("", options={"aot_inductor.custom_op_libs": ["mine"]}))
+    assert found["aot_inductor.custom_op_libs"] == ["mine", ":libstdc++.so.6"]
+
+
+EXPORT = """
+import sys
+from pathlib import Path
+import torch
+from cachepipe.adapters.torch_aoti import load_native
+from cachepipe.adapters.torch_export import export_entry
+from tests.support.jobs import spec_of
+
+torch.manual_seed(0)
+model, x = torch.nn.Linear(8, 2), torch.ones(8, 8)
+export_entry(spec_of("", engine="aot"), model, Path(sys.argv[1]))
+run = load_native(sys.argv[1] + "/bucket-0.so", x.device)
+print(torch.equal(run([*model.state_dict().values(), x])[0], model(x)))
+"""
+
+
+def test_a_compiler_with_a_static_runtime_alone_makes_functions_that_load(tmp_path: Path) -> None:
+    compiler = tmp_path / "bin" / "g++"
+    compiler.parent.mkdir()
+    links = 'case " $* " in *" -c "*|*c++-header*|*" -E "*) ;; *) set -- "$@" -static-libstdc++ ;; esac'
+    compiler.write_text(f'#!/bin/sh\n{links}\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name != "CXX"}
+    env |= {"PATH": f"{compiler.parent}:{env['PATH']}", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", EXPORT, str(tmp_path / "engine")]
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.split() == ["True"]
 
 
 def test_a_missing_linker_is_named_before_anything_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

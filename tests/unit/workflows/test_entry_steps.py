@@ -5,7 +5,8 @@ from pathlib import Path
 from cachepipe.adapters.workdir import Binding, WorkDir, build_root
 from cachepipe.domain.evidence import EntryEvidence, Work
 from cachepipe.domain.record import record_bytes
-from cachepipe.workflows.entry_steps import is_seed, used_files
+from cachepipe.workflows.entry_steps import is_seed, seed, used_files
+from tests.support.restoring import write_tree
 
 FILES = [
     "inductor/ab/cab.py",
@@ -55,3 +56,29 @@ def test_settle_rounds_are_seeded_with_the_records_of_all_earlier_rounds_and_on_
         assert len(list(root.path.rglob("*.kernel_perf"))) == 3
     assert is_seed("cpu", "inductor/ab/cab.so") and not is_seed("cuda", "inductor/ab/cab.so")
     assert is_seed("cuda", "inductor/cache/system") and not is_seed("cuda", "inductor/fxgraph/ab/key/graph")
+
+
+def test_a_kernel_that_an_earlier_entry_has_is_chosen_as_there(tmp_path: Path) -> None:
+    files = {
+        "first": {"inductor/ab/shared.best_config": "first", "inductor/cd/other.best_config": "first"},
+        "second": {"inductor/ab/shared.best_config": "second", "inductor/ef/pair.best_config": "second"},
+        "own": {"inductor/ab/shared.best_config": "own", "inductor/ef/pair.best_config": "own"},
+    }
+    files["own"] |= {"inductor/gh/own.best_config": "own", "inductor/cache/system": "own", "triton/0/K/k.cubin": "own"}
+    files["first"] |= {"inductor/cache/system": "first", "triton/0/K/k.cubin": "first"}
+    trees = [
+        write_tree(tmp_path / name, {path: text.encode() for path, text in tree.items()})
+        for name, tree in files.items()
+    ]
+    (tmp_path / "cache").mkdir(mode=0o700)
+    with build_root(tmp_path / "cache" / "demo") as root:
+        seed(root, "cuda", trees)
+        found = {
+            path.relative_to(root.path).as_posix(): path.read_text() for path in root.path.rglob("*") if path.is_file()
+        }
+    assert found == {
+        "inductor/ab/shared.best_config": "first",
+        "inductor/ef/pair.best_config": "second",
+        "inductor/gh/own.best_config": "own",
+        "inductor/cache/system": "own",
+    }
