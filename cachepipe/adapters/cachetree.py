@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cachepipe.adapters.cubin import TEXTS, running_digest
+from cachepipe.adapters.cubin import HOST_MODULE, TEXTS, is_object, running_digest
 from cachepipe.domain.record import Json, sha256
 from cachepipe.errors import IntegrityError
 
@@ -149,10 +149,14 @@ def _is_same_kernel(path: str, one: bytes, other: bytes) -> bool:
     if path.endswith(CHOICE_SUFFIX):
         chosen_from = _chosen_from(one)
         return chosen_from is not None and chosen_from == _chosen_from(other)
-    if path.startswith("triton/") and path.endswith(".cubin"):
+    if not path.startswith("triton/"):
+        return False
+    if path.endswith(".cubin"):
         runs = running_digest(one)
         return runs is not None and runs == running_digest(other)
-    return path.startswith("triton/") and path.endswith(TEXTS)
+    if path.endswith(HOST_MODULE):
+        return is_object(one) and is_object(other)
+    return path.endswith(TEXTS)
 
 
 def _is_timing(data: bytes) -> bool:

@@ -19,9 +19,15 @@ the section that holds the names.
 """
 _SECTION = struct.Struct("<II QQQQ II QQ")
 """Name, type, flags, address, offset, size, link, info, alignment, size of an entry."""
+_MAGIC = b"\x7fELF"
 _NO_BITS = 8
 _ABOUT_SOURCES = (".debug_", ".nv_debug_", ".rela.debug_", ".rela.nv_debug_", ".rel.debug_", ".rel.nv_debug_")
 
+HOST_MODULE = ".so"
+"""Launchers and `cuda_utils`: their folder is named by their source alone, and `__FILE__` is the path of a temporary copy of it.
+
+Source: triton/runtime/build.py (`compile_module_from_src`), triton/backends/nvidia/driver.c (`CUDA_CHECK`), triton 3.6.0.
+"""
 TEXTS = (".ttir", ".ttgir", ".llir", ".ptx", ".source")
 """Files of a kernel that Triton reads and never runs once there is a cubin."""
 
@@ -30,7 +36,7 @@ def running_digest(cubin: bytes) -> str | None:
     """Returns a digest of all sections but those about sources: code, constants, symbols, launch facts; None if this is no cubin."""
     try:
         magic, bits, segments, start, architecture, *sizes, size, number, naming = _HEADER.unpack_from(cubin)
-        if magic != b"\x7fELF" or bits != 2 or size < _SECTION.size or segments + sizes[0] * sizes[1] > len(cubin):
+        if magic != _MAGIC or bits != 2 or size < _SECTION.size or segments + sizes[0] * sizes[1] > len(cubin):
             return None
         headers = [_SECTION.unpack_from(cubin, start + index * size) for index in range(number)]
         names = _data(cubin, headers[naming])
@@ -43,6 +49,11 @@ def running_digest(cubin: bytes) -> str | None:
     except (struct.error, ValueError, IndexError, OverflowError):
         return None
     return digest_parts(parts)
+
+
+def is_object(data: bytes) -> bool:
+    """Tells whether these bytes begin as a compiled object does."""
+    return data.startswith(_MAGIC)
 
 
 def _data(cubin: bytes, header: tuple[int, ...]) -> bytes:

@@ -19,7 +19,6 @@ from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly
 
 STEP = "export"
-UNTRIED = "no release of cachepipe has built native functions on a GPU to their end: its proofs alone judge them"
 _KEPT = "engine.partial"
 
 
@@ -39,8 +38,6 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Ma
     done = entry.finished(STEP)
     if done is not None:
         return done
-    if spec.device == "cuda":
-        shop.progress.say(f"warning: {spec.id}: {UNTRIED}")
     # 1
     tuned = entry.tree("tune")
     shop.root.fill(tuned if spec.device == "cuda" and tuned.is_dir() else entry.tree("trim"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -84,6 +85,26 @@ def test_launch_facts_that_differ_are_refused(trees: dict[int, Path], tmp_path: 
         merge_trees(trees, tmp_path / "merged")
 
 
+SOURCE = (
+    '#include <stdio.h>\nint check(int code) { if (code) fprintf(stderr, "%s:%d", __FILE__, __LINE__); return code; }\n'
+)
+
+
+def test_a_launcher_that_was_compiled_in_two_folders_is_one_launcher(tmp_path: Path) -> None:
+    trees = {}
+    for number, name in enumerate(("tmpabc", "another-folder")):
+        folder = tmp_path / name
+        made = tmp_path / f"tree{number}" / "triton" / "0" / "KEY" / "__triton_launcher.cpython-312-x86_64-linux-gnu.so"
+        made.parent.mkdir(parents=True)
+        folder.mkdir()
+        (folder / "main.c").write_text(SOURCE)
+        subprocess.run(["gcc", "-O3", "-shared", "-fPIC", folder / "main.c", "-o", made], check=True)
+        trees[number] = tmp_path / f"tree{number}"
+    (path,) = merge_trees(trees, tmp_path / "merged")
+    assert (trees[0] / path).read_bytes() != (trees[1] / path).read_bytes()
+    assert (tmp_path / "merged" / path).read_bytes() == (trees[0] / path).read_bytes()
+
+
 def record(choice: int, hashed: str = "h") -> bytes:
     return b'{"XBLOCK": %d, "num_warps": 4, "configs_hash": "%s", "time_taken_ms": %d}' % (
         choice,
@@ -116,11 +137,14 @@ def test_of_two_searches_for_one_kernel_the_first_counts(tmp_path: Path, path: s
         ("inductor/ab/x.kernel_perf", b""),
         ("inductor/ab/x.kernel_perf", b"fast"),
         ("triton/0/KEY/launcher.so", b"other"),
+        ("triton/0/KEY/kernel.json", b"{}"),
+        ("triton/0/KEY/unknown", b"other"),
+        ("inductor/ab/x.so", b"\x7fELF two"),
         ("inductor/ab/x.ptx", b"other"),
     ],
 )
 def test_records_of_other_searches_and_all_else_are_refused(tmp_path: Path, path: str, two: bytes) -> None:
-    one = b"0.25" if path.endswith("perf") else record(64)
+    one = {".kernel_perf": b"0.25", ".so": b"\x7fELF one"}.get(Path(path).suffix, record(64))
     trees = {number: write_tree(tmp_path / str(number), {path: data}) for number, data in enumerate((one, two))}
     with pytest.raises(IntegrityError, match="different bytes"):
         merge_trees(trees, tmp_path / "merged")
