@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -737,6 +738,26 @@ def test_two_starts_that_crash_give_one_cold_start_and_then_another_try(tmp_path
         assert "the next start tries it again" in cold.line["hint"]
         assert "CACHEPIPE_RESTORED" not in service_environment(cold)
         assert run_restore(tmp_path, *words(demo, *more), *command(["true"])).line["outcome"] == "present"
+
+
+KERNELS = Path(__file__).parents[1] / "fixtures" / "gpu" / "one-kernel-from-two-files.tar.gz"
+
+
+def test_releases_that_share_a_kernel_become_one_folder(tmp_path: Path) -> None:
+    with tarfile.open(KERNELS) as archive:
+        archive.extractall(tmp_path, filter="data")
+    published = []
+    for number, name in enumerate(("one", "two")):
+        found = files_below(str(tmp_path / name))
+        record = b'{"XBLOCK": %d, "configs_hash": "h", "time_taken_ms": %d}' % (64 << number, number)
+        files = {**found, "inductor/ab/shared.best_config": record, f"inductor/cd/{name}.py": b"# own"}
+        published.append(publish_release(tmp_path, name, files=files))
+    one, two = published
+    ran = run_restore(tmp_path, one.store.url, "--name", "one", "--name", "two", "--strict", *command())
+    assert ran.line["outcome"] == "restored", ran.line
+    found = files_below(service_environment(ran)["CACHEPIPE_ROOT"])
+    assert {path: found[path] for path in one.files} == one.files
+    assert found.keys() == one.files.keys() | two.files.keys()
 
 
 def test_several_releases_become_one_folder(tmp_path: Path, demo: Published) -> None:
