@@ -3,22 +3,28 @@
 A service holds a shared lease on its folder, as on a restored one. What is older than an hour and held by nobody is renamed
 to `gone.<random>`, so that a removal that is cut short goes on at the next start, and removed. A folder without a lease file
 is never touched: a shell that read `--env-file` may use it after our command, and holds nothing.
+
+The names of scratch places can be guessed, so another user may stand at all of them and have prepared torch's default folder as
+well, which torch takes as it is. Then ours is `<scratch>.<random>`, found again by who owns it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from cachepipe.adapters.cachedir import STALE_S, Need, check_private, check_usable, is_on_network, make_private
 from cachepipe.adapters.lease import NAME, Lease
-from cachepipe.errors import CachepipeError
+from cachepipe.errors import CachepipeError, UnsafePathError
 
 SWEEP_S = 0.2
 """A start does not wait longer for what others have left."""
 _COLD, _GONE = "cold.", "gone."
+_MOST_BESIDE = 64
+"""Names like ours that are looked at; another user may have made any number."""
 
 
 class ColdFolder(NamedTuple):
@@ -37,18 +43,52 @@ def cold_folder(places: Sequence[str], *, asks_room: bool = True, is_held: bool 
     A full place is taken when no other has room: torch's own default, which another user may have made, is worse.
     """
     for has_room in (True, False) if asks_room else (False,):
-        for place in places:
-            try:
-                make_private(place)
-                if has_room:
-                    check_usable(place, Need(0, 0))
-                path = os.path.join(place, f"{_COLD}{os.urandom(8).hex()}")
-                os.mkdir(path, 0o700)
-                os.chmod(path, 0o700)
-            except (CachepipeError, OSError):
-                continue
-            return ColdFolder(path, Lease.take(path, is_shared=True) if is_held else None)
+        for open_place in (_as_named, _beside):
+            for place in places:
+                try:
+                    path = _new_folder(open_place(place), has_room)
+                except (CachepipeError, OSError):
+                    continue
+                return ColdFolder(path, Lease.take(path, is_shared=True) if is_held else None)
     return None
+
+
+def writable_place(places: Sequence[str]) -> str:
+    """Returns the folder of the first place that can be written now; empty: none can."""
+    parents = dict.fromkeys([*map(os.path.dirname, places), "/var/tmp"])
+    return next((path for path in parents if os.access(path, os.W_OK | os.X_OK, effective_ids=True)), "")
+
+
+def _as_named(place: str) -> str:
+    make_private(place)
+    return place
+
+
+def _beside(place: str) -> str:
+    """Returns a private folder of ours beside a place at whose name something else stands: an earlier one or a new one."""
+    path = next(_found_beside(place), "") or f"{place}.{os.urandom(8).hex()}"
+    make_private(path)
+    return path
+
+
+def _found_beside(place: str) -> Iterator[str]:
+    with os.scandir(os.path.dirname(place)) as found:
+        names = list(islice((item.path for item in found if item.path.startswith(f"{place}.")), _MOST_BESIDE))
+    for path in sorted(names):
+        try:
+            check_private(path)
+        except UnsafePathError:
+            continue
+        yield path
+
+
+def _new_folder(place: str, has_room: bool) -> str:
+    if has_room:
+        check_usable(place, Need(0, 0))
+    path = os.path.join(place, f"{_COLD}{os.urandom(8).hex()}")
+    os.mkdir(path, 0o700)
+    os.chmod(path, 0o700)
+    return path
 
 
 def sweep_cold(places: Sequence[str], now: float, limit_s: float = SWEEP_S) -> None:
@@ -60,11 +100,8 @@ def sweep_cold(places: Sequence[str], now: float, limit_s: float = SWEEP_S) -> N
         limit_s: the rest waits for the next start.
     """
     until = time.monotonic() + limit_s
-    for place in places:
+    for place in _ours(places):
         try:
-            if not os.path.isdir(place) or is_on_network(place):
-                continue
-            check_private(place)
             with os.scandir(place) as found:
                 names = sorted(item.name for item in found if item.is_dir(follow_symlinks=False))
             for name in names:
@@ -74,6 +111,19 @@ def sweep_cold(places: Sequence[str], now: float, limit_s: float = SWEEP_S) -> N
                 if os.path.basename(path).startswith(_GONE) and not _is_removed(path, until):
                     return
         except (CachepipeError, OSError):
+            continue
+
+
+def _ours(places: Sequence[str]) -> Iterator[str]:
+    for place in places:
+        try:
+            if not os.path.isdir(place) or is_on_network(place):
+                continue
+            check_private(place)
+            yield place
+        except UnsafePathError:
+            yield from _found_beside(place)
+        except OSError:
             continue
 
 

@@ -39,6 +39,9 @@ INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store
 _COLD_S, _LAST_S = 0.7, 0.3
 """For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
 
+_ACCESS_S = 0.1
+"""To ask which folders can be written, when no empty one could be made."""
+
 _LOOK_S = 0.1
 """A signal that another thread takes, or that comes just before a wait begins, does not end the wait: its handler runs after it."""
 
@@ -204,9 +207,22 @@ def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) ->
     """Returns a start with an empty private folder; with `--strict`, or with nothing to start, one with none."""
     is_started = bool(options.command or options.env_file) and not options.is_strict
     folder, lease = _cold_folder(bool(options.command) and not options.env_file) if is_started else ("", None)
-    variables = {**common, **(folder_variables(folder) if folder else {})}
+    reason, named = str(error), folder
+    if is_started and not folder and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        named = _likely_folder()
+        reason += f"; no scratch place takes an empty private folder, torch is to make {named}"
+    variables = {**common, **(folder_variables(named) if named else {})}
     outcome = "cold" if is_started else "refused"
-    return Start(outcome, error.exit_code, str(error), error.hint, options.names, (), 0, "", folder, variables, lease)
+    return Start(outcome, error.exit_code, reason, error.hint, options.names, (), 0, "", folder, variables, lease)
+
+
+def _likely_folder() -> str:
+    """Returns where torch may make its folder: its default has a name that another user can have taken and filled."""
+    from cachepipe.adapters.cold_folder import writable_place
+
+    found = _bounded(lambda: writable_place(cachedir.scratch_folders(os.environ)), time.monotonic() + _ACCESS_S)
+    parent = found if found and isinstance(found, str) else "/tmp"
+    return os.path.join(parent, f"cachepipe-{os.geteuid()}.{os.urandom(16).hex()}")
 
 
 def _cold_folder(is_held: bool) -> tuple[str, Lease | None]:

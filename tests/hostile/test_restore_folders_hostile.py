@@ -20,9 +20,11 @@ from cachepipe.adapters.packs import pack_tree
 from cachepipe.domain.layout import hint_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import parse_json
-from cachepipe.errors import IntegrityError, NoRoomError, UnsafePathError
+from cachepipe.errors import IntegrityError, MissError, NoRoomError, UnsafePathError
 from cachepipe.runtime import attempts
 from cachepipe.workflows import place as places
+from cachepipe.workflows import serve
+from cachepipe.workflows.restore_options import Options
 from tests.support.restoring import Published, command, files_below, publish_release, run_restore
 
 STARTED = command(["echo", "started"])
@@ -135,6 +137,47 @@ def test_a_full_place_gives_a_private_folder_rather_than_none(tmp_path: Path, mo
     found = cold_folder.cold_folder([str(tmp_path / "a"), str(tmp_path / "b")])
     assert found is not None
     assert found.path.startswith(f"{tmp_path}/a/cold.")
+
+
+@is_root
+def test_who_takes_every_scratch_name_does_not_bring_a_cold_start_to_torchs_own_default(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    places = [str(tmp_path / name / "cachepipe-0") for name in ("tmp", "shm")]
+    for place in places:
+        os.makedirs(place)
+        os.chmod(os.path.dirname(place), 0o1777)
+        os.chown(place, FOREIGN, FOREIGN)
+        for number in range(3):
+            os.mkdir(f"{place}.{number}")
+            os.chown(f"{place}.{number}", FOREIGN, FOREIGN)
+    found = cold_folder.cold_folder(places)
+    assert found is not None and found.lease is not None
+    own = os.path.dirname(found.path)
+    assert own.startswith(f"{places[0]}.") and stat.S_IMODE(os.stat(own).st_mode) == 0o700
+    cachedir.check_private(found.path, closes=False)
+    again = cold_folder.cold_folder(places)
+    assert again is not None and os.path.dirname(again.path) == own, "the next start finds it again"
+    found.lease.close()
+    cold_folder.sweep_cold(places, time.time() + 7200)
+    assert os.listdir(own) == [os.path.basename(again.path)]
+
+
+def test_where_no_empty_folder_can_be_made_torch_is_sent_to_a_name_that_nobody_can_have_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(cachedir, "scratch_folders", lambda _environment: ("/proc/none/a", f"{tmp_path}/file/b"))
+    (tmp_path / "file").write_text("no folder")
+    options = Options(command=("true",))
+    starts = [serve._cold(MissError("nothing is published"), options, {}) for _ in range(2)]
+    folders = {start.variables["TORCHINDUCTOR_CACHE_DIR"] for start in starts}
+    assert len(folders) == 2 and not any(map(os.path.lexists, folders))
+    assert {start.variables["TRITON_CACHE_DIR"].partition("/triton")[0] for start in starts} == {
+        os.path.dirname(folder) for folder in folders
+    }
+    assert all("no scratch place takes an empty private folder" in start.reason for start in starts)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in serve._cold(MissError("x"), options, {}).variables, "the user's own stays"
 
 
 @is_root

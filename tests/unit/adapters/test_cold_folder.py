@@ -41,7 +41,9 @@ def test_a_cold_folder_is_new_private_and_held_every_time(tmp_path: Path) -> Non
     assert os.path.dirname(one.path) == str(tmp_path / "good")
     assert (os.listdir(one.path), stat.S_IMODE(os.stat(one.path).st_mode)) == ([NAME], 0o700)
     assert not Lease.is_free(one.path)
-    assert cold_folder(places[:1]) is None
+    beside = cold_folder(places[:1])
+    assert beside is not None and os.path.dirname(beside.path).startswith(f"{places[0]}.")
+    assert cold_folder(["/proc/none"]) is None
 
 
 def test_old_folders_that_nobody_holds_are_removed_and_no_others(tmp_path: Path) -> None:
