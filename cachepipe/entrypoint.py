@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["restore"]:
         own = words[1 : words.index("--")] if "--" in words else words[1:]
         if os.environ.get("CACHEPIPE_DISABLE", "").lower() in _ON:
-            _empty_env_file(own)
+            _bounded_empty_env_file(own)
             return _plain(words, 'outcome=disabled reason="CACHEPIPE_DISABLE is set"', 0)
         if not {"--help", "-h"} & set(own):
             return _restore(words, own)
@@ -92,6 +92,27 @@ def _say(text: str) -> None:
             os.write(2, text.encode(errors="backslashreplace")[: select.PIPE_BUF])
     except (OSError, ValueError):
         return
+
+
+def _bounded_empty_env_file(own: list[str]) -> None:
+    """As `_empty_env_file`, but waits a second at most: the file may lie on a mount that hangs."""
+    import _thread
+
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def empty() -> None:
+        try:
+            _empty_env_file(own)
+        finally:
+            done.release()
+
+    try:
+        _thread.start_new_thread(empty, ())
+    except RuntimeError:
+        return
+    if not done.acquire(timeout=1.0):
+        _say("cachepipe: `--env-file` cannot be emptied: its file system does not answer\n")
 
 
 def _empty_env_file(own: list[str]) -> None:

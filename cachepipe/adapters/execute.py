@@ -130,8 +130,8 @@ def write_compiler_stub(folder: str, texts: Mapping[str, str]) -> None:
         file.write(script)
 
 
-def write_env_file(path: str, variables: Mapping[str, str]) -> None:
-    """Writes `NAME=value` lines that a shell, `docker --env-file` and dotenv readers take alike; whole or not at all.
+def write_env_file(path: str, variables: Mapping[str, str]) -> str:
+    """Returns the path, after writing `NAME=value` lines there that a shell, `docker --env-file` and dotenv readers take alike; whole or not at all.
 
     Raises:
         UsageError: the file cannot be written, is a device or a pipe, or a value has a line break, which those readers
@@ -152,6 +152,7 @@ def write_env_file(path: str, variables: Mapping[str, str]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"`--env-file {path}` cannot be written ({error.strerror})") from error
+    return path
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

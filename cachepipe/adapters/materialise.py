@@ -208,7 +208,7 @@ class Writing:
                     self._open_packs -= 1
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - of a thread: the caller raises it, nothing is swallowed
-            self._fail(_translated(error, "target") if isinstance(error, OSError) else error)
+            self._fail(_translated(error, self._where) if isinstance(error, OSError) else error)
 
     def _next(self) -> int | None:
         with self._changed:
@@ -298,8 +298,11 @@ class Writing:
 
 def _translated(error: OSError, where: str) -> CachepipeError:
     place = error.filename or where
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoRoomError(f"{place}: {os.strerror(error.errno)}")
+    if error.errno == errno.EFBIG:
+        hint = "raise the limit of file sizes (`ulimit -f`), or name a folder on another file system by `--dest`"
+        return NoRoomError(f"{place}: {os.strerror(error.errno)}", hint=hint)
     if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
         return IntegrityError(str(place), f"something else stands there ({os.strerror(error.errno)})")
     return UnsafePathError(place, f"cannot be written ({error.strerror})")

@@ -39,6 +39,9 @@ INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store
 _COLD_S, _LAST_S = 0.7, 0.3
 """For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
 
+_ENV_FILE_S = 0.2
+"""To write the variables when the deadline is over or near: their file may lie on a mount that hangs."""
+
 _ACCESS_S = 0.1
 """To ask which folders can be written, when no empty one could be made."""
 
@@ -152,11 +155,13 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
         common["CACHEPIPE_ATTACH"] = "1"
     start = _warm(result, common) if isinstance(result, RestoreOutcome) else _cold(result, options, common)
     if options.env_file and start.outcome != "refused":
-        try:
-            write_env_file(options.env_file, start.variables)
-        except UsageError as error:
-            _say(f"cachepipe: {error}")
-            start = start if options.command else _cold(error, options, common)
+        limit = max(began + options.deadline_s, time.monotonic() + _ENV_FILE_S)
+        written = _bounded(lambda: write_env_file(options.env_file, start.variables), limit)
+        if written is None:
+            written = UsageError(f"`--env-file {options.env_file}` cannot be written (its file system does not answer)")
+        if isinstance(written, CachepipeError):
+            _say(f"cachepipe: {written}")
+            start = start if options.command else _cold(written, options, common)
     if options.accepts_unsigned:
         _say(INSECURE)
     _say(_line(start, start_id, time.monotonic() - began))

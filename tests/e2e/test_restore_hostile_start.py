@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import hanging
 from tests.support.restoring import (
     Published,
     Ran,
@@ -156,6 +157,22 @@ def test_an_env_file_never_replaces_a_device_or_a_pipe(tmp_path: Path, demo: Pub
     assert "not a regular file" in ran.err
     assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
     assert run_restore(tmp_path, *words(demo, "--env-file", str(tmp_path / "pipe"))).code == 2
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_an_env_file_on_a_mount_that_hangs_holds_no_service(tmp_path: Path, demo: Published, is_disabled: bool) -> None:
+    path = tmp_path / "dead" / "variables"
+    path.parent.mkdir()
+    extra = {"CACHEPIPE_DISABLE": "1"} if is_disabled else {}
+    env = environment(tmp_path, **hanging.variables(), HANG_AT=str(path), **extra)
+    given = ("--deadline", "2", "--env-file", str(path))
+    ran = run_restore(tmp_path, *words(demo, *given), *STARTED, env=env)
+    assert (ran.code, ran.out) == (0, "started\n")
+    assert ran.seconds < 2 + 2
+    assert "its file system does not answer" in ran.err
+    if not is_disabled:
+        assert ran.line["outcome"] == "restored"
+        assert run_restore(tmp_path, *words(demo, *given), env=env).code == 2
 
 
 def test_a_folder_with_a_line_break_puts_no_second_variable_into_an_env_file(tmp_path: Path, demo: Published) -> None:

@@ -1,5 +1,5 @@
 /* Calls that never return, as they do on a dead mount, a dead name server or a dead driver; by LD_PRELOAD.
-   HANG=statvfs,flock,… names them. EPOCH=1 sets the clock to 1970. Python's wrappers, and their release of the
+   HANG=statvfs,flock,… names them; HANG_AT=/path hangs the opening of what begins so. EPOCH=1 sets the clock to 1970. Python's wrappers, and their release of the
    interpreter's lock, are the real ones. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,6 +27,16 @@ int flock(int fd, int how) { hang_if("flock"); REAL(int (*)(int, int), "flock");
 int fchmod(int fd, mode_t mode) { hang_if("fchmod"); REAL(int (*)(int, mode_t), "fchmod"); return real(fd, mode); }
 int rename(const char *a, const char *b) { hang_if("rename"); REAL(int (*)(const char *, const char *), "rename"); return real(a, b); }
 ssize_t pwrite64(int fd, const void *b, size_t n, off_t o) { hang_if("pwrite"); REAL(ssize_t (*)(int, const void *, size_t, off_t), "pwrite64"); return real(fd, b, n, o); }
+
+static int opened(const char *symbol, const char *path, int flags, mode_t mode) {
+    const char *at = getenv("HANG_AT");
+    if (at != NULL && strncmp(path, at, strlen(at)) == 0) for (;;) pause();
+    return ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, symbol))(path, flags, mode);
+}
+static mode_t third(int flags, va_list rest) { return flags & (O_CREAT | O_DIRECTORY) ? va_arg(rest, mode_t) : 0; }
+#define OPEN(name) int name(const char *p, int flags, ...) { va_list rest; va_start(rest, flags); mode_t mode = third(flags, rest); va_end(rest); return opened(#name, p, flags, mode); }
+OPEN(open)
+OPEN(open64)
 
 struct addrinfo;
 int getaddrinfo(const char *a, const char *b, const struct addrinfo *c, struct addrinfo **d) {
