@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cachepipe.adapters import signer
+from cachepipe.adapters.folders import lock_file
 from cachepipe.adapters.kms import KmsKey
 from cachepipe.adapters.regular_file import read_regular
 from cachepipe.domain import policy as policies
@@ -33,7 +35,7 @@ class KeyRequest:
     roles: Sequence[str]
     policy: Path
     not_after: str = ""
-    """RFC 3339, UTC; empty: no end."""
+    """RFC 3339, UTC; empty: the end that the policy has for this key, or none."""
 
 
 def keygen(request: KeyRequest, kms_client: Any = None) -> Key:
@@ -54,16 +56,20 @@ def keygen(request: KeyRequest, kms_client: Any = None) -> Key:
         _ = parse_timestamp(request.not_after, "--not-after") if request.not_after else None
     except IntegrityError as error:
         raise UsageError(str(error), hint="a time is written 2027-03-01T00:00:00Z, in UTC") from error
-    policy = load_policy(request.policy)
+    load_policy(request.policy)  # before a key is made
     # 1
     public = _kms_public(request.key, kms_client) if request.key.startswith(signer.KMS) else _file_public(request.key)
     # 2
-    keyid = keyid_of(public)
-    earlier = [key for key in policy.keys if key.keyid == keyid]
-    roles = {*request.roles, *(role for key in earlier for role in key.roles)}
-    key = Key(keyid, public, tuple(sorted(roles)), policies.SCHEME, request.not_after)
-    others = tuple(key for key in policy.keys if key.keyid != keyid)
-    save_policy(request.policy, replace(policy, keys=(*others, key)))
+    with _alone(request.policy):
+        policy, keyid = load_policy(request.policy), keyid_of(public)
+        earlier = [key for key in policy.keys if key.keyid == keyid]
+        roles = {*request.roles, *(role for key in earlier for role in key.roles)}
+        ends = request.not_after or "".join(
+            key.not_after for key in earlier
+        )  # another role is no reason to live longer
+        key = Key(keyid, public, tuple(sorted(roles)), policies.SCHEME, ends)
+        others = tuple(key for key in policy.keys if key.keyid != keyid)
+        save_policy(request.policy, replace(policy, keys=(*others, key)))
     return key
 
 
@@ -79,12 +85,30 @@ def retire(path: Path, prefix: str) -> Key:
         TrustError: the policy file has problems, or would have: a threshold that can no longer be reached.
         UnsafePathError: the file cannot be written.
     """
-    policy = load_policy(path)
-    found = [key for key in policy.keys if key.keyid.startswith(prefix)]
-    if len(prefix) < 8 or len(found) != 1:
-        raise UsageError(f"{len(found)} keys of {path} begin with `{prefix}`", hint="give more digits of the key's id")
-    save_policy(path, replace(policy, keys=tuple(key for key in policy.keys if key not in found)))
+    with _alone(path):
+        policy = load_policy(path)
+        found = [key for key in policy.keys if key.keyid.startswith(prefix)]
+        if len(prefix) < 8 or len(found) != 1:
+            what = f"{len(found)} keys of {path} begin with `{prefix}`"
+            raise UsageError(what, hint="give more digits of the key's id")
+        save_policy(path, replace(policy, keys=tuple(key for key in policy.keys if key not in found)))
     return found[0]
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds a lock of the policy's folder, since the file itself is replaced: of two at once each adds to what the other wrote."""
+    try:
+        folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield  # what cannot be opened is named by who writes there
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            lock_file(folder, lambda: None)
+        yield
+    finally:
+        os.close(folder)
 
 
 def load_policy(path: Path) -> Policy:
@@ -147,11 +171,15 @@ def _kms_public(address: str, client: Any) -> str:
 def _write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, mode)
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+        except OSError:
+            path.unlink(missing_ok=True)  # half a key would be taken for one by the next run
+            raise
     except OSError as error:
         raise UnsafePathError(
             path, f"cannot be written ({error.strerror})", hint="name a file that you can write"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,35 @@ def test_an_existing_key_is_listed_and_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "s.key").read_bytes() == before
     assert (again.keyid, again.roles) == (first.keyid, ("index", "statement"))
     assert len(load_policy(tmp_path / "trust.json").keys) == 1
+
+
+def test_of_several_at_once_into_one_policy_none_is_lost(tmp_path: Path) -> None:
+    def one(number: int) -> str:
+        return keygen(request(tmp_path, str(number))).keyid
+
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(one, range(8)))
+    assert {key.keyid for key in load_policy(tmp_path / "trust.json").keys} == made
+    assert len(made) == 8
+
+
+def test_another_role_is_no_reason_to_live_longer(tmp_path: Path) -> None:
+    keygen(request(tmp_path, not_after="2027-03-01T00:00:00Z"))
+    keygen(request(tmp_path, "s", "index"))
+    (listed,) = load_policy(tmp_path / "trust.json").keys
+    assert (listed.not_after, listed.roles) == ("2027-03-01T00:00:00Z", ("index", "statement"))
+    assert keygen(request(tmp_path, not_after="2028-03-01T00:00:00Z")).not_after == "2028-03-01T00:00:00Z"
+
+
+def test_a_full_disk_leaves_no_half_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(UnsafePathError, match="No space left"):
+        patched.setattr(os, "fsync", full)
+        keygen(request(tmp_path))
+    assert os.listdir(tmp_path) == []
+    keygen(request(tmp_path))
 
 
 def test_rules_that_people_wrote_stay(tmp_path: Path) -> None:
