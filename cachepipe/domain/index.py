@@ -23,6 +23,8 @@ FORMAT = 1
 PAYLOAD_TYPE = "application/vnd.cachepipe.index+json"
 LIFETIME = timedelta(days=14)
 """A frozen channel is noticed within it; the publisher renews weekly."""
+_NAMED = 3
+"""Revoked digests in one message."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,17 @@ def read_index(payload: bytes, name: str, channel: str, version: int, limits: Li
     return index
 
 
+def nothing_current(what: str, revoked: Sequence[str]) -> MissError:
+    """Returns the error for an index without rows: what it revokes is why."""
+    if not revoked:
+        return MissError(f"nothing is published: {what}")
+    names = ", ".join(digest[:12] for digest in revoked[:_NAMED]) + (", …" if len(revoked) > _NAMED else "")
+    return MissError(
+        f"nothing is published: {what}: all of it was revoked ({names})",
+        hint="build and publish it anew, or roll the channel back",
+    )
+
+
 def select(rows: Sequence[IndexRow], machine: Fingerprint, what: str, revoked: Sequence[str] = ()) -> IndexRow:
     """Returns the newest row that fits this machine.
 
@@ -136,7 +149,7 @@ def select(rows: Sequence[IndexRow], machine: Fingerprint, what: str, revoked: S
         revoked: statement digests that are refused.
 
     Raises:
-        MissError: no rows.
+        MissError: no rows; where digests are revoked, they are named.
         TrustError: all rows are revoked.
         FingerprintMismatchError: none fits; the differences are those of the row with the fewest.
     """
@@ -145,7 +158,7 @@ def select(rows: Sequence[IndexRow], machine: Fingerprint, what: str, revoked: S
         names = ", ".join(f"{row.artifact} ({row.statement[:12]})" for row in rows)
         raise TrustError(f"revoked: {what}: {names}", hint="build and publish it anew, or roll the channel back")
     if not usable:
-        raise MissError(f"nothing is published: {what}")
+        raise nothing_current(what, revoked)
     judged = sorted(
         ((differences(Fingerprint(row.fingerprint), machine), row) for row in usable), key=lambda pair: len(pair[0])
     )

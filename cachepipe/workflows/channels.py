@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cachepipe.adapters.store import Store
-from cachepipe.domain.index import Index, IndexRow, advance, first_index, with_row
+from cachepipe.domain.index import Index, IndexRow, advance, first_index, nothing_current, with_row
 from cachepipe.domain.layout import INDEXES, check_name, place_of
 from cachepipe.domain.lock import Lock, lock_bytes, lock_of
 from cachepipe.errors import MissError, TrustError, UnsafePathError, UsageError
@@ -224,7 +224,7 @@ def write_lock(store: Store, name: str, channel: str, path: Path, now: datetime)
     rows = tuple(row for row in index.rows if row.statement not in index.revoked)
     roots = {require_present(store, row, name).statement.root for row in rows}
     if not rows:
-        raise nothing_published(store, f"{name}@{channel}")
+        raise nothing_current(f"{name}@{channel} in {store.url}", index.revoked)
     # the root lets a restore see without the store that the artifact is there; targets may differ in it
     lock = lock_of(dataclasses.replace(index, rows=rows), roots.pop() if len(roots) == 1 else "")
     # A rename would put the file in the place of a link or, by root, of a device such as /dev/stdout.

@@ -181,6 +181,18 @@ def test_a_revoked_artifact_is_named_and_no_longer_current(store: LocalStore, cp
     assert renew(store, "demo", "candidate", LATER).revoked == (cpu.statement,)
 
 
+def test_a_channel_of_which_all_was_revoked_says_so(
+    store: LocalStore, cpu: IndexRow, gpu: IndexRow, tmp_path: Path
+) -> None:
+    for row in (cpu, gpu):
+        index = revoke(store, "demo", "candidate", row.statement, LATER)
+    with pytest.raises(MissError, match=f"all of it was revoked .*{cpu.statement[:12]}") as found:
+        select(index.rows, fingerprint_of(CPU_PARTS), "demo", index.revoked)
+    assert "roll the channel back" in found.value.hint
+    with pytest.raises(MissError, match="all of it was revoked"):
+        write_lock(store, "demo", "candidate", tmp_path / "cachepipe.lock", LATER)
+
+
 def test_an_artifact_that_is_gone_can_still_be_revoked(store: LocalStore, cpu: IndexRow) -> None:
     store.delete(statement_key(cpu.artifact))
     assert revoke(store, "demo", "candidate", cpu.artifact, LATER).revoked == (cpu.statement,)
