@@ -160,8 +160,7 @@ def check_usable(folder: str, need: Need) -> None:
     facts = os.statvfs(folder)
     if facts.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise UnsafePathError(folder, "not writable")
-    if facts.f_flag & os.ST_NOEXEC:
-        raise UnsafePathError(folder, "mounted noexec: native objects could not be loaded")
+    check_executable(folder)
     wanted = need.bytes + need.bytes // 10 + _MARGIN_BYTES + need.files * facts.f_bsize
     free = facts.f_bavail * facts.f_frsize
     if free < wanted:
@@ -170,6 +169,16 @@ def check_usable(folder: str, need: Need) -> None:
     if facts.f_files and facts.f_favail < inodes:  # some file systems count no inodes: f_files is 0
         missing = inodes - facts.f_favail
         raise NoRoomError(f"{folder}: not enough inodes: wanted {inodes}, free {facts.f_favail}, missing {missing}")
+
+
+def check_executable(folder: str) -> None:
+    """Returns if native objects can be loaded from a folder.
+
+    Raises:
+        UnsafePathError: it is mounted noexec.
+    """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise UnsafePathError(folder, "mounted noexec: native objects could not be loaded")
 
 
 def scratch_folders(environment: Mapping[str, str]) -> tuple[str, ...]:

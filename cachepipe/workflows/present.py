@@ -1,6 +1,6 @@
 """Is the release already there? The answer without fetching anything; with a lock file without any network.
 
-A folder is used as it is when it is private, can be written, its marker names exactly the statements that are wanted,
+A folder is used as it is when it is private, can be written and executed, its marker names exactly the statements that are wanted,
 was written for this very path and under this very trust policy, and every file is as it was: equal stat, or else equal
 SHA-256 (a copied layer). Under another policy the kept envelopes are judged again; only then is `cryptography` imported.
 Imports little: this is the path that every restart of a service takes.
@@ -115,6 +115,7 @@ def open_present(
     try:
         if sorted(marker.statements) == sorted(statements):
             _check_files(folder, marker)
+            cachedir.check_executable(folder)  # a volume that one container filled may be mounted otherwise in the next
             cachedir.write_and_read_test(folder)
             return marker, lease
     except (CachepipeError, OSError) as error:

@@ -295,6 +295,18 @@ def test_a_baked_folder_on_a_read_only_root_is_named_when_no_store_answers(start
     assert f"{start.demo.root} was restored before and cannot be used: read-only" in ran.line["reason"]
 
 
+def test_a_restored_folder_whose_volume_is_mounted_noexec_later_is_not_taken(start: Start) -> None:
+    assert run(start).line["outcome"] == "restored"
+    cache = os.path.dirname(start.demo.root)
+    mounts = (f"mount --bind {cache} {cache}", f"mount -o remount,bind,noexec {cache}")
+    for more in ([], ["--lock", start.demo.lock]):
+        start.words = [start.demo.store.url, "--name", "demo", *more]
+        ran = in_mounts(start, *mounts)
+        check_started(ran, None)
+        assert ran.line["folder"].startswith(str(start.base / "tmp"))
+        assert "noexec" in ran.line["reason"]
+
+
 def test_where_no_folder_can_be_written_the_service_starts_all_the_same(start: Start) -> None:
     (start.base / "cache").mkdir(mode=0o700, exist_ok=True)
     # read-only where it is: the store and the interpreter may lie below /tmp as well
