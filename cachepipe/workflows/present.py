@@ -209,11 +209,11 @@ def with_lock(request: RestoreRequest) -> RestoreOutcome | None:
             found = open_present(folder, statements, request.refused)
             if found is None:
                 continue
-            is_trusted = found[0].policy.partition(_OF_STORE)[0] == policy or _still_trusted(
-                request.options, policy, folder, found[0]
-            )
-            if is_trusted and (found[0].host == tag or _still_fits(rows, tag, folder, found[0])):
-                return outcome_of(request, "present", folder, *found)
+            judged: Marker | None = found[0]
+            if found[0].policy.partition(_OF_STORE)[0] != policy:
+                judged = _still_trusted(request.options, policy, folder, found[0])
+            if judged is not None and (judged.host == tag or _still_fits(rows, tag, folder, judged)):
+                return outcome_of(request, "present", folder, judged, found[1])
             found[1].close()
     return None
 
@@ -242,11 +242,11 @@ def is_in_scratch(request: RestoreRequest, folder: str) -> bool:
     return os.path.dirname(folder) in _scratch(request) and folder != request.options.dest
 
 
-def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -> bool:
-    """Judges the kept envelopes by a policy file that is not the one by which they were restored."""
+def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -> Marker | None:
+    """Returns the marker as a policy file judges the kept envelopes that is not the one by which they were restored; None: not trusted."""
     data = read_policy_file(options.trust)
     if data is None or options.accepts_unsigned:
-        return False  # the store has to be asked, or the whole restore refuses
+        return None  # the store has to be asked, or the whole restore refuses
     from cachepipe.domain.policy import read_policy
     from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, check_keys, verify
 
@@ -258,12 +258,13 @@ def _still_trusted(options: Options, policy: str, folder: str, marker: Marker) -
                 os.path.join(folder, marks.ENVELOPES, f"{digest}.json"), LIMITS.statement_bytes
             )
             if sha256(envelope) != digest or digest in judge.revoked:
-                return False
+                return None
             statuses.append(verify(envelope, STATEMENT_PAYLOAD_TYPE, "statement", judge, None).status)
         except (OSError, TrustError, IntegrityError):
-            return False
-    renew_marker(folder, dataclasses.replace(marker, policy=policy, trust=",".join(dict.fromkeys(statuses))))
-    return True
+            return None
+    judged = dataclasses.replace(marker, policy=policy, trust=",".join(dict.fromkeys(statuses)))
+    renew_marker(folder, judged)
+    return judged
 
 
 def _still_fits(rows: Sequence[IndexRow], tag: str, folder: str, marker: Marker) -> bool:

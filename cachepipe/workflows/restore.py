@@ -287,7 +287,8 @@ def _place(
             place.release()
             # Next time without these requests: by the index version and the host that were just found to fit.
             present.renew_marker(folder, replace(marker, root=folder, files=opened[0].files, bytes=opened[0].bytes))
-            return outcome_of(request, "present", folder, *opened, notes)
+            judged = replace(opened[0], trust=marker.trust)  # by this start, not by the one that wrote the folder
+            return outcome_of(request, "present", folder, judged, opened[1], notes)
         try:
             place.hold()
         except UnsafePathError as error:

@@ -158,6 +158,20 @@ def test_under_another_policy_the_kept_envelope_is_judged_again_offline(
     assert run_restore(tmp_path, *locked, "--trust", revoked, *STARTED).out == ""
 
 
+def test_the_line_says_how_far_this_start_trusts_what_an_earlier_one_restored(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    by_lock = words(demo, "--lock", demo.lock)
+    for more, status in (
+        (("--trust", file), "signed"),
+        ((), trust.PINNED),  # nobody looked at a signature
+        (("--trust", file), "signed"),
+    ):
+        ran = run_restore(tmp_path, *by_lock, *more, *STARTED)
+        assert (ran.out, ran.line["trust"]) == ("started\n", status)
+    assert ran.line["outcome"] == "present"
+
+
 def test_a_harmed_envelope_vouches_for_nothing(tmp_path: Path, demo: Published, file: str) -> None:
     run_restore(tmp_path, *words(demo, "--trust", file))
     shutil.rmtree(demo.store.root)
