@@ -2,15 +2,16 @@
 
 Everything is read from the Python frames below the callback, so that nothing has to be installed before.
 
-Source: torch/_dynamo/convert_frame.py (`_compile`: its locals `frame`, `code`, `recompile_reason`), _dynamo/callback.py,
-_dynamo/exc.py (`UncapturedHigherOrderOpError`, which `ConvertFrame` never suppresses); checked against torch 2.13.0.
+Source: torch/_dynamo/convert_frame.py (`_compile`: its locals `frame`, `code`, `recompile_reason`), _dynamo/callback.py
+(`CompilationCallbackHandler`: `start_callbacks`, `end_callbacks`, `clear`), _dynamo/exc.py (`UncapturedHigherOrderOpError`,
+which `ConvertFrame` never suppresses); checked against torch 2.13.0.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -45,6 +46,31 @@ class Compiling:
             f"because {self.reason}" if self.reason else "",
         )
         return " ".join(word for word in words if word)
+
+
+class _Kept(list[Any]):
+    """Callbacks that torch empties in `torch.compiler.reset()`, of which ours stays: the compiles behind it are those to tell."""
+
+    def __init__(self, callbacks: Iterable[Any], ours: Any) -> None:
+        super().__init__([*callbacks, ours])
+        self._ours = ours
+
+    def clear(self) -> None:
+        self[:] = [self._ours]
+
+
+def watch_compiles(callback: Any, on_start: Callable[[Any], None], on_end: Callable[[Any], None]) -> None:
+    """Has both called around every compile from now on, also behind `torch.compiler.reset()`.
+
+    Args:
+        callback: the module torch._dynamo.callback.
+
+    Raises:
+        AttributeError: this torch has no such callbacks.
+    """
+    handler = callback.callback_handler
+    handler.start_callbacks = _Kept(handler.start_callbacks, on_start)
+    handler.end_callbacks = _Kept(handler.end_callbacks, on_end)
 
 
 def compiling() -> Compiling:

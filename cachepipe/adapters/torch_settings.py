@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,9 +36,9 @@ def ambient_settings(device: str) -> dict[str, str]:
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "grad mode": _grad_mode(),
-        "matmul precision": torch.get_float32_matmul_precision(),
+        "matmul precision": _unless_mixed(torch.get_float32_matmul_precision),
         "fp32 precision": str(getattr(torch.backends.cuda.matmul, "fp32_precision", "none")),
-        "tf32 matmul": str(torch.backends.cuda.matmul.allow_tf32),
+        "tf32 matmul": _unless_mixed(lambda: torch.backends.cuda.matmul.allow_tf32),
         "fp16 reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
         "bf16 reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         "threads": str(torch.get_num_threads()),
@@ -47,6 +47,48 @@ def ambient_settings(device: str) -> dict[str, str]:
         if name.startswith(KEY_VARIABLES) and not name.endswith("_CACHE_DIR"):
             settings[f"variable {name}"] = value.replace(os.path.dirname(torch.__file__), TORCH)[:256]
     return settings
+
+
+def _unless_mixed(read: Callable[[], Any]) -> str:
+    """Returns what torch tells; `mixed` where it refuses, because `torch.backends.….fp32_precision` says what its older
+    switches cannot.
+
+    Source: aten/src/ATen/Context.cpp (`float32MatmulPrecision`, `allowTF32CuBLAS`), seen with torch 2.13.0.
+    """
+    try:
+        return str(read())
+    except RuntimeError:
+        return "mixed"
+
+
+def set_matmul_precision(wanted: str) -> Callable[[], None]:
+    """Sets torch's matmul precision; returns what puts the earlier one back, in whichever of torch's two ways it was set."""
+    before = _unless_mixed(torch.get_float32_matmul_precision)
+    told: list[tuple[Any, str]] = []
+    if before == "mixed":
+        backends: Any = torch.backends
+        told = [(kind, kind.fp32_precision) for kind in (backends.cuda.matmul, backends.mkldnn.matmul)]
+    torch.set_float32_matmul_precision(wanted)
+
+    def put_back() -> None:
+        if not told:
+            torch.set_float32_matmul_precision(before)
+        for kind, precision in told:
+            kind.fp32_precision = precision
+
+    return put_back
+
+
+def set_determinism(wanted: bool) -> Callable[[], None]:
+    """Switches deterministic algorithms (those that raise, not those that warn); returns what puts the earlier state back.
+
+    Does nothing where it is so already: the call imports the whole of torch._inductor, 1 s that an eager process does not owe.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before == (wanted, False):
+        return lambda: None
+    torch.use_deterministic_algorithms(wanted)
+    return lambda: torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _grad_mode() -> str:

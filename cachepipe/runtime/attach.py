@@ -194,10 +194,10 @@ def _torch_version() -> str:
 
 
 def _watch_compiles(module: ModuleType) -> None:
+    from cachepipe.adapters.torch_compiling import watch_compiles
+
     try:
-        handler = module.callback_handler
-        handler.register_start_callback(_on_compile_start)
-        handler.register_end_callback(_on_compile_end)
+        watch_compiles(module, _on_compile_start, _on_compile_end)
     except AttributeError:
         if _state is not None:
             _begin_attempts(_state)  # a torch that does not tell when a compile begins
@@ -212,16 +212,23 @@ def _on_compile_start(args: Any) -> None:
     attached.compiles_open += 1
     _begin_attempts(attached)
     if attached.is_ready or not attached.settings:
-        from cachepipe.adapters.torch_settings import ambient_settings
-
-        here = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
-        attached.settings = attached.settings or here
-        first = attached.settings
-        attached.changed = tuple(
-            f"{name}: {first.get(name)} to {here[name]}" for name in here if first.get(name) != here[name]
-        )
+        try:
+            _compare_settings(attached)
+        except Exception as error:  # noqa: BLE001 - it would end the call that is compiled for
+            say("attach", problem=f"settings not read: {type(error).__name__}: {error}")
     if attached.is_ready:
         attached.late_watch.begin(args, attached.changed)
+
+
+def _compare_settings(attached: Attached) -> None:
+    from cachepipe.adapters.torch_settings import ambient_settings
+
+    here = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
+    attached.settings = attached.settings or here
+    first = attached.settings
+    attached.changed = tuple(
+        f"{name}: {first.get(name)} to {here[name]}" for name in here if first.get(name) != here[name]
+    )
 
 
 def _on_compile_end(args: Any) -> None:

@@ -79,17 +79,13 @@ def calling_context(spec: EntrySpec) -> Iterator[None]:
     """Sets grad mode, autocast, matmul precision and determinism as the builder had them; restores them at the end."""
     import torch
 
+    from cachepipe.adapters.torch_settings import set_determinism, set_matmul_precision
+
     context = spec.context
-    precision = torch.get_float32_matmul_precision()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
     grad_modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
     with ExitStack() as stack:
-        torch.set_float32_matmul_precision(context.matmul_precision)
-        stack.callback(torch.set_float32_matmul_precision, precision)
-        # the call imports the whole of torch._inductor: 1 s that an eager process does not owe
-        if context.deterministic != is_deterministic:
-            torch.use_deterministic_algorithms(context.deterministic)
-            stack.callback(torch.use_deterministic_algorithms, is_deterministic)
+        stack.callback(set_matmul_precision(context.matmul_precision))
+        stack.callback(set_determinism(context.deterministic))
         stack.enter_context(grad_modes[context.grad]())
         if context.autocast is not None:
             stack.enter_context(torch.autocast(spec.device, dtype=getattr(torch, context.autocast)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
-from cachepipe.adapters.torch_compiling import CAPTURES, Compiling, compiling, late_compile_error
+from cachepipe.adapters.torch_compiling import CAPTURES, Compiling, compiling, late_compile_error, watch_compiles
 from cachepipe.errors import LateCompileError
 
 
@@ -17,6 +18,25 @@ def test_the_locals_and_triggers_that_are_read_exist() -> None:
     assert {"frame", "code"} <= {*names, *inspect.signature(convert_frame._compile).parameters}
     assert "recompile_reason" in names
     assert {trigger.name for trigger in callback.CallbackTrigger} >= {"DYNAMO", "LAZY_BACKWARD", *CAPTURES}
+
+
+def test_torch_forgets_callbacks_at_a_reset_and_ours_stay() -> None:
+    from torch._dynamo.callback import CallbackTrigger, CompilationCallbackHandler
+
+    told: list[str] = []
+    handler = CompilationCallbackHandler([], [])
+    handler.register_start_callback(lambda args: told.append(f"theirs {args.compile_id}"))
+    watch_compiles(
+        SimpleNamespace(callback_handler=handler),
+        lambda args: told.append(f"start {args.compile_id}"),
+        lambda args: told.append(f"end {args.compile_id}"),
+    )
+    for number in ("0/0", "0/1", "0/2"):
+        with handler.install_callbacks(CallbackTrigger.DYNAMO, number):
+            told.append("compile")
+        handler.clear()
+    assert told[:4] == ["theirs 0/0", "start 0/0", "compile", "end 0/0"]
+    assert told[4:] == ["start 0/1", "compile", "end 0/1", "start 0/2", "compile", "end 0/2"]
 
 
 def test_the_error_is_of_a_class_that_torch_never_suppresses_and_says_all_in_one_line() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from operator import attrgetter
 
 import pytest
 import torch
 
+from cachepipe.adapters.torch_settings import ambient_settings
 from cachepipe.domain.entry import Context
 from cachepipe.errors import UsageError
 from cachepipe.runtime.calling import build_model, calling_context, flatten, gradients, loss, prepare
@@ -66,6 +68,51 @@ def test_the_context_sets_everything_and_restores_it(grad: str) -> None:
         assert torch.is_grad_enabled() == (grad == "grad")
     assert torch.get_float32_matmul_precision() == before and torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("wanted", ["highest", "high"])
+@pytest.mark.parametrize(
+    ("place", "precision"),
+    [("cuda.matmul", "tf32"), ("mkldnn.matmul", "bf16"), ("cuda.matmul", "ieee"), ("cudnn.conv", "tf32")],
+)
+def test_the_context_holds_in_a_service_that_uses_torchs_newer_precision_switches(
+    place: str, precision: str, wanted: str
+) -> None:
+    kinds = {name: attrgetter(name)(torch.backends) for name in ("cuda.matmul", "mkldnn.matmul", "cudnn.conv")}
+    at_first = {name: kind.fp32_precision for name, kind in kinds.items()}
+    legacy = torch.get_float32_matmul_precision()
+    try:
+        kinds[place].fp32_precision = precision
+        before = ambient_settings("cpu")
+        is_mixed = place.endswith("matmul") and precision != "ieee"
+        assert (before["matmul precision"] == "mixed") == is_mixed  # where torch itself refuses to tell
+        told = {name: kind.fp32_precision for name, kind in kinds.items()}
+        with calling_context(spec_of("small", context=Context("inference_mode", None, wanted, False))):
+            assert ambient_settings("cpu")["matmul precision"] == torch.get_float32_matmul_precision() == wanted
+        if is_mixed:
+            assert {name: kind.fp32_precision for name, kind in kinds.items()} == told  # which is what kernels obey
+    finally:
+        torch.set_float32_matmul_precision(legacy)
+        for name, kind in kinds.items():
+            kind.fp32_precision = at_first[name]
+    assert torch.get_float32_matmul_precision() == legacy
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("outside", [(False, False), (False, True), (True, False), (True, True)])
+def test_the_context_sets_determinism_and_leaves_a_service_that_only_warns_warning(
+    outside: tuple[bool, bool], is_built: bool
+) -> None:
+    def state() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    torch.use_deterministic_algorithms(outside[0], warn_only=outside[1])
+    try:
+        with calling_context(spec_of("small", context=Context("no_grad", None, "highest", is_built))):
+            assert state() == (is_built, False)  # all that torch's key holds of it
+        assert state() == outside
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_outputs_of_any_nesting_are_flattened_in_order() -> None:
