@@ -142,8 +142,8 @@ class LateCompileError(CachepipeError):
     exit_code = 18
     hint = "call a covered shape (`entry.covered`), add this one to `shape_buckets`, or unset CACHEPIPE_STRICT"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"compile after `ready()`: {what}; {self.hint}")
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
+        super().__init__(f"compile after `ready()`: {what}; {hint or self.hint}", hint=hint)
         self.what = what
 
 

@@ -135,13 +135,13 @@ def _sizes(arguments: Any) -> dict[str, list[int]]:
     return rows
 
 
-def late_compile_error(what: Compiling) -> LateCompileError:
+def late_compile_error(what: Compiling, hint: str) -> LateCompileError:
     """Returns the error to raise from a compile callback: ours, and of a class of torch's that it always passes on."""
     from torch._dynamo.exc import UncapturedHigherOrderOpError
 
     class LateCompile(LateCompileError, UncapturedHigherOrderOpError):
         def __init__(self, compiling: Compiling) -> None:
-            LateCompileError.__init__(self, str(compiling))
+            LateCompileError.__init__(self, str(compiling), hint=hint)
             # what torch's own constructors set, which take other arguments than ours
             self.frame_exec_strategy = None
             self._torch_dynamo_tracer_output = None

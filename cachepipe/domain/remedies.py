@@ -7,7 +7,9 @@ Source: torch/_functorch/_aot_autograd/autograd_cache.py (`check_node_safe`, `is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from cachepipe.errors import LateCompileError
 
 _LOOK = "look whether the model's trace depends on time, random numbers, the environment or the order of calls"
 
@@ -93,3 +95,25 @@ def remedy(problems: Iterable[str]) -> str | None:
             if re.search(words, problem):
                 return text
     return None
+
+
+def late_remedy(reason: str, settings: Sequence[str], is_restored: bool) -> str:
+    """Returns what keeps a compile from being late.
+
+    Args:
+        reason: torch's words for the guard that failed; empty for a function's first compile.
+        settings: ambient settings that are not those of the first compile, in words.
+        is_restored: this process was started with an artifact.
+    """
+    if not is_restored:
+        return (
+            "nothing is restored, so every first call compiles: the line `cachepipe restore` of this start says why; unset "
+            "CACHEPIPE_STRICT to serve all the same"
+        )
+    if settings:
+        return f"call inside `entry.context()`, as warm-up does ({'; '.join(settings)}), or unset CACHEPIPE_STRICT"
+    if "dispatch key set mismatch" in reason:
+        return "make input tensors outside of `entry.context()`, as warm-up does, or unset CACHEPIPE_STRICT"
+    if not reason:
+        return "call every shape bucket before `ready()` (`entry.warmup`), or unset CACHEPIPE_STRICT"
+    return LateCompileError.hint

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cachepipe.domain.remedies import late_remedy
 from cachepipe.runtime.events import say
 from cachepipe.runtime.recorder import Recorder
 
@@ -71,7 +72,8 @@ class LateWatch:
         )
         if self.is_strict:
             self._open.outcome = "refused"
-            raise late_compile_error(what)
+            is_restored = bool(os.environ.get("CACHEPIPE_RESTORED"))
+            raise late_compile_error(what, late_remedy(what.reason, changed, is_restored))
         self._recorder.start()
 
     def end(self) -> None:

@@ -82,7 +82,7 @@ for hides in (False, True):
     assert "compile after `ready()`: forward (" in text and "x 5×8" in text, text
     assert "in ask" in text and "size mismatch" in text and "TORCHDYNAMO_VERBOSE" not in text, text
 text = refused(False, 4, grad=True)
-assert "x 4×8" in text, text
+assert "x 4×8" in text and "inside `entry.context()`" in text and "grad mode: inference_mode to grad" in text, text
 torch._dynamo.config.suppress_errors = False
 assert ask(4).shape == (4, 8)  # what is warm goes on
 assert [late["outcome"] for late in cachepipe.report()["late_compiles"]] == ["refused"] * 3

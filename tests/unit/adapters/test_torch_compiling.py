@@ -43,13 +43,13 @@ def test_the_error_is_of_a_class_that_torch_never_suppresses_and_says_all_in_one
     from torch._dynamo.exc import UncapturedHigherOrderOpError, augment_exc_message
 
     what = Compiling("forward (/srv/model.py:31)", "/srv/service.py:12 in ask", {"x": [5, 8], "n": []}, "size mismatch")
-    error = late_compile_error(what)
+    error = late_compile_error(what, "ask `entry.covered`")
     assert isinstance(error, LateCompileError) and isinstance(error, UncapturedHigherOrderOpError)
     augment_exc_message(error)  # as torch does with every error of a compile
     text = str(error)
     assert text.startswith("compile after `ready()`: forward (/srv/model.py:31) with x 5×8, n scalar")
     assert "called at /srv/service.py:12 in ask because size mismatch" in text and "\n" not in text
-    assert "entry.covered" in error.hint and error.exit_code == 18
+    assert text.endswith("; ask `entry.covered`") and error.hint == "ask `entry.covered`" and error.exit_code == 18
 
 
 def test_an_argument_that_breaks_when_it_is_looked_at_costs_the_facts_and_not_the_call(

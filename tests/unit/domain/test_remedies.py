@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cachepipe.domain.remedies import bypass_remedy, remedy
+from cachepipe.domain.remedies import bypass_remedy, late_remedy, remedy
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,22 @@ def test_every_failure_says_what_to_do(problem: str, words: str) -> None:
 
 def test_what_is_not_known_has_no_remedy() -> None:
     assert remedy(["something else"]) is None and remedy([]) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "settings", "is_restored", "words"),
+    [
+        ("tensor 'x' size mismatch at index 0", (), True, "shape_buckets"),
+        ("GLOBAL_STATE changed: grad_mode", ("grad mode: inference_mode to grad",), True, "inside `entry.context()`"),
+        ("tensor 'x' dispatch key set mismatch", (), True, "outside of `entry.context()`"),
+        ("", (), True, "entry.warmup"),
+        ("", (), False, "nothing is restored"),
+        ("tensor 'x' size mismatch at index 0", ("threads: 2 to 1",), False, "nothing is restored"),
+    ],
+)
+def test_a_refused_late_compile_is_answered_with_what_would_have_kept_it_away(
+    reason: str, settings: tuple[str, ...], is_restored: bool, words: str
+) -> None:
+    found = late_remedy(reason, settings, is_restored)
+    assert words in found and "CACHEPIPE_STRICT" in found and "\n" not in found
+    assert all(setting in found for setting in settings if is_restored)
