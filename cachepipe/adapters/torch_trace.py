@@ -35,7 +35,7 @@ _SPAN_ENDINGS = {"_template_autotuning": "tune", "_template_precompiling": "tune
 _STATES = {"hit": "hit", "miss": "miss", "bypass": "bypass"}
 _LAYERS = {"aotautograd_cache_": "aotautograd", "fx_graph_cache_": "fxgraph"}
 _COMPONENT = re.compile(r"\[([a-z0-9]+)\] ([^:]+): ?(.*)", re.S)
-_TEXT_CHARS = {"gm": 4000, "aot_config": 8000}
+_TEXT_CHARS = {"gm": 4000, "aot_config": 32_000}
 _OTHER_CHARS = 400
 """Of a component's text that are kept: enough to name both values, small enough for 640 lines a graph."""
 _SOURCE_PARTS = re.compile(r"(local_name|global_name|member|index)=(?:'([^']*)'|(\d+))|is_derefed_cell_contents=(True)")

@@ -114,9 +114,12 @@ def sizes(shape: str) -> tuple[int, ...] | None:
 
 
 def source_paths(text: str) -> list[str]:
-    """Returns the arguments' paths of an AOT configuration: `self.a.weight`, `closure:net.a.weight`, `x`."""
+    """Returns the arguments' paths of an AOT configuration: `self.a.weight`, `closure:net.a.weight`, `x`; of a cut text those
+    that are whole."""
     begin, end = text.find("["), text.find("]")
     inner = text[begin + 1 : end] if 0 <= begin < end else ""
+    if end < 0 <= begin:
+        inner = text[begin + 1 :].rpartition(",")[0]
     return [path.strip() for path in inner.split(",") if path.strip()]
 
 

@@ -214,6 +214,26 @@ def _functorch(here: Differences) -> Causes:
     ]
 
 
+def _another_graph(here: Differences) -> Causes:
+    """A graph that shares no argument with the nearest built one is not one of the builder's that changed."""
+    before, after = _arguments_of(here)
+    if "aot_config" not in here.names or not before or not after or set(before) & set(after):
+        return []
+    if len(before) == len(after):
+        return []  # renamed throughout, or called through another function
+    sentence = f"a graph that was not built: its arguments ({_some(after)}) are those of no graph of the builder"
+    fix = "a hook, wrapper, decorator or graph break of the service has torch compile code of its own: take it out, or build with it"
+    return [Cause(sentence, fix, here.take("*"))]
+
+
+def _arguments_of(here: Differences) -> tuple[list[str], list[str]]:
+    """Returns the paths of the arguments, of both texts as many where one is cut."""
+    texts = here.texts("aot_config")
+    before, after = (source_paths(text) for text in texts)
+    count = min(len(before), len(after)) if any("]" not in text for text in texts) else max(len(before), len(after))
+    return before[:count], after[:count]
+
+
 def _dynamic(here: Differences) -> Causes:
     kinds = []
     for components in (here.built, here.found):
@@ -282,7 +302,7 @@ def _differing_fields(before: Mapping[str, str], after: Mapping[str, str]) -> li
 def _arguments(here: Differences) -> Causes:
     if not here.take("aot_config"):
         return []
-    before, after = (source_paths(text) for text in here.texts("aot_config"))
+    before, after = _arguments_of(here)
     names: tuple[str, ...] = ("aot_config",)
     if len(before) != len(after):
         names += here.take("gm", "example_inputs[*]")
@@ -337,6 +357,7 @@ def _code_lines(text: str) -> list[str]:
 RULES: tuple[Callable[[Differences], Causes], ...] = (
     _versions,
     _debugging,
+    _another_graph,
     _dynamic,
     _grad_mode,
     _autocast,

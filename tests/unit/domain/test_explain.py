@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cachepipe.domain.components import source_paths, tensor_facts
 from cachepipe.domain.evidence import EntryEvidence, Lookup, Work
 from cachepipe.domain.explain import explain, explain_misses, setting_differences
@@ -135,3 +137,36 @@ def test_an_input_is_read_as_a_person_writes_it() -> None:
 def test_the_paths_of_arguments_are_read_back() -> None:
     assert source_paths("(0, [self.a.weight, x], [0])") == ["self.a.weight", "x"]
     assert source_paths("nothing") == []
+
+
+def outer(paths: list[str], chars: int | None = None) -> Any:
+    """The components of an outer key whose graph has these arguments, of which torch_trace keeps so many characters."""
+    text = f"(0, [{', '.join(paths)}], [0])"
+    inputs = {
+        f"example_inputs[{number}]": [path, f"TensorMetadata(shape=torch.Size([{len(path)}]))"]
+        for number, path in enumerate(paths)
+    }
+    return {"aot_config": [text, text[:chars]], "gm": [text, "def forward"], **inputs}
+
+
+def outer_causes(built: list[str], called: list[str], chars: int | None = None) -> list[Any]:
+    builder = {
+        "lookups": [{"layer": "aotautograd", "shape_bucket": "batch=1", "key": "abuilt"}],
+        "components": {"aotautograd/abuilt": outer(built, chars)},
+    }
+    return list(explain(evidence("miss", "a", {"aotautograd/a": outer(called, chars)}, "aotautograd"), builder))
+
+
+def test_a_graph_of_a_hook_is_told_as_such_and_not_as_a_shape_to_pad() -> None:
+    (one,) = outer_causes(["self.a.weight", "self.a.bias", "x"], ["output"])
+    assert one.cause.startswith("a graph that was not built") and "(output)" in one.cause and "hook" in one.fix
+
+
+@pytest.mark.parametrize("chars", [None, 4_000])
+def test_a_renamed_attribute_is_told_of_a_model_whose_arguments_are_too_many_to_keep(chars: int | None) -> None:
+    def paths(name: str) -> list[str]:
+        return [f"self.bert.{name}.layer.{number}.attention.self.query.weight" for number in range(400)] + ["x"]
+
+    causes = [one.cause for one in outer_causes(paths("encoder"), paths("enc"), chars)]
+    assert "attribute renamed: encoder → enc" in causes, causes
+    assert not any("arguments of the graph" in cause or "not built" in cause for cause in causes), causes
