@@ -22,6 +22,7 @@ MAX_FILE_BYTES = 64 << 20
 """Beyond it nothing is appended: a service that compiles for ever must not fill a disk."""
 
 _has_failed = False
+_is_full = False
 
 
 def say(event: str, **facts: Any) -> None:
@@ -33,7 +34,7 @@ def say(event: str, **facts: Any) -> None:
 
 def note(event: str, **facts: Any) -> None:
     """Appends an event to the file of `CACHEPIPE_EVENTS`, if one is named."""
-    global _has_failed  # noqa: PLW0603
+    global _has_failed, _is_full  # noqa: PLW0603
     path = os.environ.get(VARIABLE)
     if not path or _has_failed:
         return
@@ -43,13 +44,21 @@ def note(event: str, **facts: Any) -> None:
         data = _line(row)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
-            if os.fstat(fd).st_size < MAX_FILE_BYTES:
-                os.write(fd, data)  # one call: lines of several processes do not mix
+            was_full, _is_full = _is_full, os.fstat(fd).st_size >= MAX_FILE_BYTES
+            if _is_full:
+                if not was_full:
+                    _tell_problem(path, f"{MAX_FILE_BYTES} bytes are there: no event is appended until it is rotated")
+            elif os.write(fd, data) < len(data):  # one call: lines of several processes do not mix
+                raise OSError("no room for a whole event: none is appended any more")
         finally:
             os.close(fd)
     except (OSError, ValueError, TypeError) as error:
         _has_failed = True
-        _print(f"cachepipe events problem={_quote(f'{path}: {error}')}\n")
+        _tell_problem(path, error)
+
+
+def _tell_problem(path: str, problem: object) -> None:
+    _print(f"cachepipe events problem={_quote(f'{path}: {problem}')}\n")
 
 
 def _line(row: dict[str, Any]) -> bytes:

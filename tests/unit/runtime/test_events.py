@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cachepipe.runtime import events
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(events.VARIABLE, str(tmp_path / "events.jsonl"))
     monkeypatch.setattr(events, "_has_failed", False)
+    monkeypatch.setattr(events, "_is_full", False)
     return tmp_path / "events.jsonl"
 
 
@@ -48,12 +50,36 @@ def test_a_note_is_no_talk_and_may_hold_what_json_does_not_know(file: Path, caps
     assert json.loads(file.read_text())["settings"] == {"device": "/x"}
 
 
-def test_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_bounded_and_its_end_is_told_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(events, "MAX_FILE_BYTES", 300)
     for _ in range(100):
         events.note("compile", place="x" * 50)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "events problem=" in line and "300 bytes are there" in line
     assert file.stat().st_size < 600
     assert all(json.loads(line) for line in file.read_text().splitlines())
+    file.rename(file.with_suffix(".1"))  # as a rotation does
+    events.note("ready")
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["ready"]
+
+
+def test_a_disk_that_takes_half_an_event_is_told_and_gets_no_second_half(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events.note("ready")
+    whole = file.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 20, before[1]))
+    try:
+        events.note("evidence", lookups=["x" * 100])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    events.note("late_compile")
+    assert file.stat().st_size == whole + 20 and b"late_compile" not in file.read_bytes()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "events problem=" in line and "no room for a whole event" in line
 
 
 def test_a_file_that_cannot_be_written_is_told_once(
