@@ -140,10 +140,9 @@ class LateCompileError(CachepipeError):
     """
 
     exit_code = 18
-    hint = "call a covered shape (`entry.covered`), add this one to `shape_buckets`, or unset CACHEPIPE_STRICT"
 
-    def __init__(self, what: str, *, hint: str | None = None) -> None:
-        super().__init__(f"compile after `ready()`: {what}; {hint or self.hint}", hint=hint)
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(f"compile after `ready()`: {what}; {hint}", hint=hint)
         self.what = what
 
 

@@ -149,7 +149,7 @@ class Explanation:
     shape_bucket: str
     graph: str
     layer: str
-    """A cache layer, or `settings` for what differs without a lookup of its own."""
+    """A cache layer, `settings` for what differs without a lookup of its own, or `late` for a compile after `ready()`."""
     cause: str
     """`grad mode: built inference_mode, called grad`."""
     fix: str

@@ -45,6 +45,8 @@ FREE_VARIABLES = {
     )
 }
 """In no key, measured: builder and service may differ in them."""
+LATE = "late"
+"""Stands for a layer where a service compiled after `ready()`, which no lookup tells."""
 _RECORD_FIX = "`verify` and `build` record them, a service does with CACHEPIPE_EXPLAIN=1"
 _SETTING_FIX = "make it equal, or call inside `entry.context()`"
 
@@ -97,6 +99,8 @@ def explanation_lines(entry: str, explanations: Iterable[Explanation], has_names
     for one in explanations:
         graph = f" of graph {one.graph}" if one.graph else ""
         where = f"{entry} · {one.shape_bucket}: {one.layer} miss{graph}"
+        if one.layer == LATE:
+            where = f"{entry} · late compile{graph}"
         if one.layer == "settings":
             where = f"{entry}: settings of the calls"
         if where != before:

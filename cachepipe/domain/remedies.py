@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from cachepipe.errors import LateCompileError
-
 _LOOK = "look whether the model's trace depends on time, random numbers, the environment or the order of calls"
 
 _BYPASSES = (
@@ -106,14 +104,13 @@ def late_remedy(reason: str, settings: Sequence[str], is_restored: bool) -> str:
         is_restored: this process was started with an artifact.
     """
     if not is_restored:
-        return (
-            "nothing is restored, so every first call compiles: the line `cachepipe restore` of this start says why; unset "
-            "CACHEPIPE_STRICT to serve all the same"
-        )
+        return "nothing is restored, so every first call compiles: the line `cachepipe restore` of this start says why"
     if settings:
-        return f"call inside `entry.context()`, as warm-up does ({'; '.join(settings)}), or unset CACHEPIPE_STRICT"
+        return f"call warm-up and requests alike, inside `entry.context()` ({'; '.join(settings)})"
     if "dispatch key set mismatch" in reason:
-        return "make input tensors outside of `entry.context()`, as warm-up does, or unset CACHEPIPE_STRICT"
+        return "make input tensors outside of `entry.context()`, as warm-up does"
+    if "dtype mismatch" in reason:
+        return "pass inputs of the manifest's dtypes"
     if not reason:
-        return "call every shape bucket before `ready()` (`entry.warmup`), or unset CACHEPIPE_STRICT"
-    return LateCompileError.hint
+        return "call every shape bucket before `ready()` (`entry.warmup`)"
+    return "call a covered shape (`entry.covered`), or add this one to `shape_buckets`"

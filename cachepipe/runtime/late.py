@@ -73,7 +73,8 @@ class LateWatch:
         if self.is_strict:
             self._open.outcome = "refused"
             is_restored = bool(os.environ.get("CACHEPIPE_RESTORED"))
-            raise late_compile_error(what, late_remedy(what.reason, changed, is_restored))
+            remedy = late_remedy(what.reason, changed, is_restored)
+            raise late_compile_error(what, f"{remedy}, or unset CACHEPIPE_STRICT")
         self._recorder.start()
 
     def end(self) -> None:

@@ -7,16 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cachepipe.adapters.given_file import is_folder, read_given
 from cachepipe.adapters.store import NO_CHOICE, TrustChoice, open_store
 from cachepipe.domain.evidence import EntryEvidence, Explanation, Lookup, Work
 from cachepipe.domain.evidence_reader import EVIDENCE_BYTES, OUTCOMES, check_components
-from cachepipe.domain.explain import explain, explanation_lines
+from cachepipe.domain.explain import LATE, explain, explanation_lines
 from cachepipe.domain.record import Json, from_json, parse_json
+from cachepipe.domain.remedies import late_remedy
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows.carry import read_explain
 from cachepipe.workflows.evidence_files import Say, read_files, silent
@@ -89,9 +90,10 @@ def explain_files(
 
 def _answer(evidence: EntryEvidence, built: Mapping[str, Json]) -> Answer:
     mine = _united(built) if evidence.step == SERVICE_STEP else built.get(evidence.entry)
-    found = evidence.explanations or explain(evidence, mine or {})
+    late = evidence.explanations if evidence.step == SERVICE_STEP else ()
+    found = (*explain(evidence, mine or {}), *late) if late else evidence.explanations or explain(evidence, mine or {})
     hits = sum(lookup.outcome == "hit" for lookup in evidence.lookups)
-    is_compared = bool(mine) or bool(evidence.explanations)
+    is_compared = bool(mine) or (bool(evidence.explanations) and found == evidence.explanations)
     return Answer(evidence.entry, evidence.step, hits, len(evidence.lookups), found, is_compared)
 
 
@@ -111,7 +113,7 @@ def _events(path: Path, say: Say) -> list[EntryEvidence]:
     A service that is killed leaves half a line, and the next one begins behind it: such lines cost themselves alone.
     """
     lines = [line for line in read_given(path, EVIDENCE_BYTES).split(b"\n") if line.strip()]
-    found, bad = [], []
+    found, late, bad = [], [], []
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
         try:
@@ -120,13 +122,50 @@ def _events(path: Path, say: Say) -> list[EntryEvidence]:
             bad.append(error)
             continue
         if isinstance(row, dict) and row.get("event") == "evidence":
-            found.append(_service_evidence(row, where))
+            found.append((row, _service_evidence(row, where)))
+        elif isinstance(row, dict) and row.get("event") == "late_compile" and row.get("graph"):
+            late.append(row)
     if bad and len(bad) == len(lines):
         bad[0].hint = EVENTS_HINT
         raise bad[0]
     if bad:
         say(f"left out: {len(bad)} of {len(lines)} lines of {path}: cut or damaged, the first is {bad[0]}")
-    return found
+    return [
+        replace(one, explanations=_late(_of_process(row, found, late), bool(row.get("entries")))) for row, one in found
+    ]
+
+
+def _of_process(
+    row: Mapping[str, Json],
+    found: Sequence[tuple[Mapping[str, Json], EntryEvidence]],
+    late: Iterable[Mapping[str, Json]],
+) -> list[Mapping[str, Json]]:
+    """Returns the late compiles of a process, and of those that it forked once it was ready: they leave no evidence of their own."""
+
+    def place(one: Mapping[str, Json]) -> tuple[str, str]:
+        return str(one.get("start")), str(one.get("pid"))
+
+    others = {place(other) for other, _ in found} - {place(row)}
+    return [one for one in late if place(one)[0] == place(row)[0] and place(one) not in others]
+
+
+def _late(rows: Iterable[Mapping[str, Json]], is_restored: bool) -> tuple[Explanation, ...]:
+    """Returns one explanation per place, inputs and reason, with how often and how long."""
+    kinds: dict[tuple[str, ...], list[Mapping[str, Json]]] = {}
+    for row in rows:
+        kinds.setdefault(tuple(str(row.get(name, "")) for name in ("place", "inputs", "reason", "outcome")), []).append(
+            row
+        )
+    found = []
+    for (place, inputs, reason, outcome), same in kinds.items():
+        seconds = sum(row["seconds"] for row in same if isinstance(row.get("seconds"), (int, float)))
+        what = f"{place or 'a backward graph'}{f' with {inputs}' if inputs else ''}: {reason or 'its first compile'}"
+        times = f"{len(same)} times, " if len(same) > 1 else ""
+        settings = str(same[0].get("settings") or "")
+        fix = late_remedy(reason, (settings,) if settings else (), is_restored)
+        graph = str(same[0].get("graph"))
+        found.append(Explanation("", graph, LATE, f"{what} ({times}{outcome}, {seconds:.2f} s)", fix))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,35 @@ def test_without_components_a_service_is_told_how_to_record_them(tmp_path: Path)
     assert "CACHEPIPE_EXPLAIN=1" in text and "threads: built 2, called 7" in text
 
 
+def test_late_compiles_are_told_of_the_process_and_of_what_it_forked_and_once_per_reason(tmp_path: Path) -> None:
+    late = {"event": "late_compile", "start": "s", "seconds": 1.5, "outcome": "compiled", "place": "forward (m.py:3)"}
+    size = {"graph": "0/2", "inputs": "x:5x8", "reason": "tensor 'x' size mismatch"}
+    rows = [
+        *({"event": "evidence", "lookups": [HIT], "entries": ["mlp"], "start": "s", "pid": pid} for pid in (1, 2)),
+        {"event": "evidence", "lookups": [HIT], "start": "of no artifact", "pid": 9},
+        {**late, **size, "pid": 1},
+        {**late, **size, "pid": 1, "seconds": None},
+        {**late, "graph": "0/3", "pid": 2, "settings": "grad mode: no_grad to grad", "reason": "GLOBAL_STATE changed"},
+        {**late, "graph": "0/4", "pid": 9, "start": "of no artifact", "place": ""},
+    ]
+    path = tmp_path / "e.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second, cold = explain_files([path])
+    assert first.lines() == (
+        "mlp · service: 1 hits of 1 lookups",
+        "mlp · late compile of graph 0/2",
+        "  forward (m.py:3) with x:5x8: tensor 'x' size mismatch (2 times, compiled, 1.50 s)",
+        "  fix: call a covered shape (`entry.covered`), or add this one to `shape_buckets`",
+    )
+    assert "grad mode: no_grad to grad" in second.lines()[-1] and "inside `entry.context()`" in second.lines()[-1]
+    assert "a backward graph: its first compile" in cold.lines()[2] and "nothing is restored" in cold.lines()[3]
+    path.write_text(
+        "".join(json.dumps({**row, "pid": 1 if "lookups" in row else 7}) + "\n" for row in (rows[0], rows[3]))
+    )
+    (parent,) = explain_files([path])
+    assert [one.layer for one in parent.explanations] == ["late"]  # of a forked worker
+
+
 def test_without_the_builder_the_head_says_what_to_name(tmp_path: Path) -> None:
     (answer,) = explain_files([events(tmp_path / "e.jsonl")])
     assert not answer.is_compared and "`--ref` and `--store`" in answer.lines()[0]
