@@ -84,8 +84,15 @@ class TraceHandler(logging.Handler):
         self._loggers: list[tuple[logging.Logger, int, bool]] = []
         self._silence = logging.NullHandler()
 
+    def hear(self) -> None:
+        """Takes the trace logger's place again where a service's own logging took it away: `logging.config.dictConfig` switches
+        off every logger that it does not name, and some services empty the handlers of all."""
+        logger = logging.getLogger(TRACE_LOGGER)
+        logger.disabled = False
+        logger.addHandler(self)  # once: a handler that is there is not added again
+
     def install(self) -> None:
-        logging.getLogger(TRACE_LOGGER).addHandler(self)
+        self.hear()
         for name in COMPONENT_LOGGERS if self._with_components else ():
             logger = logging.getLogger(name)
             if logger.isEnabledFor(logging.DEBUG):

@@ -211,6 +211,7 @@ def _on_compile_start(args: Any) -> None:
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
     _begin_attempts(attached)
+    attached.recorder.hear()
     if attached.is_ready or not attached.settings:
         try:
             _compare_settings(attached)

@@ -69,6 +69,11 @@ class Recorder:
             self._children.open()
             self._trace.install()
 
+    def hear(self) -> None:
+        """Before a compile: undoes what the service's logging configuration may have done to torch's trace since `start`."""
+        if self._is_recording:
+            self._trace.hear()
+
     def stop(self) -> None:
         """Takes everything out again; what was recorded stays readable."""
         if self._is_recording:
@@ -94,6 +99,7 @@ class Recorder:
     def shape_bucket(self, label: str) -> Iterator[BucketLog]:
         """Attributes everything inside to one shape bucket."""
         before, self._label = self._label, label
+        self.hear()
         try:
             yield self._log()
         finally:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from cachepipe.adapters.torch_trace import TRACE_LOGGER
 from cachepipe.domain.evidence import Work
 from cachepipe.runtime import recorder as module
 from cachepipe.runtime.recorder import Recorder, phases_of
+from tests.support.release import REPOSITORY
 
 
 def trace(payload: object = None, graph: int = 0, **metadata: object) -> None:
@@ -42,6 +46,39 @@ def test_events_belong_to_the_open_shape_bucket(recorder: Recorder) -> None:
     assert recorder.logs["batch=1"].sizes == {"x": [1, 8]}
     seen = [(lookup.shape_bucket, lookup.layer, lookup.outcome, lookup.reason) for lookup in recorder.lookups]
     assert seen == [("batch=1", "aotautograd", "bypass", "because"), ("-", "fxgraph", "hit", "")]
+
+
+def test_a_service_that_configures_logging_hides_no_compile(tmp_path: Path) -> None:
+    """As every service may after it was attached; in a process of its own, since it switches loggers off."""
+    settings = tmp_path / "log.ini"
+    settings.write_text(
+        "[loggers]\nkeys=root\n[handlers]\nkeys=\n[formatters]\nkeys=\n[logger_root]\nlevel=INFO\nhandlers=\n"
+    )
+    script = f"""
+import logging.config
+from cachepipe.adapters.torch_trace import TRACE_LOGGER
+from cachepipe.runtime.recorder import Recorder
+trace = logging.getLogger(TRACE_LOGGER)
+trace.setLevel(logging.DEBUG)
+recorder = Recorder()
+recorder.start()
+deeds = (
+    lambda: logging.config.dictConfig({{"version": 1}}),
+    lambda: logging.config.fileConfig({str(settings)!r}),
+    lambda: trace.handlers.clear(),
+)
+for number, deed in enumerate(deeds):
+    deed()
+    with recorder.shape_bucket(f"batch={{number}}"):
+        trace.debug("", extra={{"metadata": {{"frame_id": number, "frame_compile_id": 0, "dynamo_output_graph": {{}}}}}})
+    assert recorder.logs[f"batch={{number}}"].graphs == [f"{{number}}/0"], (number, recorder.logs)
+recorder.stop()
+recorder.hear()
+assert trace.handlers == []
+"""
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_hit_is_divided_into_trace_lookup_load_and_run(recorder: Recorder) -> None:
