@@ -282,17 +282,20 @@ def _client(settings: S3Settings) -> Any:
         )
         if not settings.is_unsigned:
             _look_up_credentials(core, settings)
-        return session.client(
-            "s3",
-            region_name=session.region_name or "us-east-1",
-            endpoint_url=settings.endpoint or None,
-            verify=settings.ca_bundle or None,
-            config=_config(settings),
-        )
+        region, endpoint = session.region_name or "us-east-1", settings.endpoint or None
+        verify = settings.ca_bundle or None
+        made = session.client("s3", region, endpoint_url=endpoint, verify=verify, config=_config(settings))
+        made.meta.events.register_last("before-call.s3", _follow_no_redirect)
+        return made
     except ProfileNotFound as error:
         raise no_credentials(f"profile `{settings.profile}`", "there is no such profile", settings) from error
     except (BotoCoreError, OSError, ValueError) as error:
         raise unreachable(f"boto3 refuses the settings: {error}", settings) from error
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
+    """Why: botocore would ask HeadBucket, a right that no role has, 78 times if that is redirected too; obstore follows none."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _core() -> botocore.session.Session:

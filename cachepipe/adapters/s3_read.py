@@ -192,7 +192,7 @@ def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
     if metadata := environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         config["metadata_endpoint"] = metadata.rstrip("/")
     if sts := environment.get("AWS_ENDPOINT_URL_STS"):
-        config["sts_endpoint"] = sts
+        config["endpoint_url_sts"] = sts
     try:
         return S3Store(
             settings.s3_bucket,

@@ -9,7 +9,8 @@ for what AWS has none for: CACHEPIPE_S3_PATH_STYLE, CACHEPIPE_S3_UNSIGNED, CACHE
 
 Why not the clients' own reading: obstore 0.12 knows neither profiles nor AWS_CA_BUNDLE and reads variables that boto3
 does not (AWS_SKIP_SIGNATURE), boto3 1.44 reads no AWS_REGION, and they differ about NO_PROXY. Profiles, SSO, FIPS and
-dual-stack endpoints are known to boto3 alone, so those are read with it.
+dual-stack endpoints, and keys from a container's address without a token file, are known to boto3 alone, so those are
+read with it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _PARAMETERS = ("endpoint", "region", "profile", "path_style", "unsigned", "check
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 _BOTO3_ALONE = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
+_STATIC_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
@@ -97,6 +99,9 @@ def read_settings(url: str, environment: Mapping[str, str]) -> S3Settings:
     region = given.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or ""
     needs_boto3 = bool(named) or _has_profile_files(environment)
     needs_boto3 = needs_boto3 or any(_is_on(environment.get(name, ""), name) for name in _BOTO3_ALONE)
+    is_unsigned = bool(_flag(given, environment, "unsigned", False))
+    has_static_keys = all(environment.get(name) for name in _STATIC_KEYS)
+    needs_boto3 = needs_boto3 or (not (is_unsigned or has_static_keys) and _has_keys_for_boto3(environment))
     is_path_style = _flag(given, environment, "path_style", None)
     if is_path_style is None and not (needs_boto3 and not endpoint):
         is_path_style = bool(endpoint) or "." in s3_bucket  # a dot breaks the certificate of the virtual host
@@ -110,13 +115,13 @@ def read_settings(url: str, environment: Mapping[str, str]) -> S3Settings:
         region=region,
         profile=named,
         is_path_style=is_path_style,
-        is_unsigned=bool(_flag(given, environment, "unsigned", False)),
+        is_unsigned=is_unsigned,
         has_checksums=_flag(given, environment, "checksums", True) is not False,
         ca_bundle=environment.get("AWS_CA_BUNDLE", ""),
         proxy=proxy,
         has_foreign_proxy=has_foreign_proxy,
         needs_boto3=needs_boto3,
-        has_static_keys=bool(environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY")),
+        has_static_keys=has_static_keys,
         has_metadata_service=not _is_on(environment.get("AWS_EC2_METADATA_DISABLED", ""), "AWS_EC2_METADATA_DISABLED"),
     )
 
@@ -183,6 +188,19 @@ def _has_profile_files(environment: Mapping[str, str]) -> bool:
     home = environment.get("HOME") or os.path.expanduser("~")
     files = (environment.get(name) or default.replace("~", home, 1) for name, default in _FILES.items())
     return any(os.path.exists(path.replace("~", home, 1) if path.startswith("~/") else path) for path in files)
+
+
+def _has_keys_for_boto3(environment: Mapping[str, str]) -> bool:
+    """Tells whether a place of keys is named that obstore does not know: it would ask the metadata service instead."""
+
+    def lacks(name: str, other: str) -> bool:
+        return bool(environment.get(name)) and not environment.get(other)
+
+    return (
+        any(environment.get(name) for name in _STATIC_KEYS)  # half a pair
+        or lacks("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+        or lacks("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")
+    )
 
 
 def _host(endpoint: str, s3_bucket: str, region: str, is_path_style: bool) -> tuple[str, str]:
