@@ -90,7 +90,10 @@ def refused(refusal: Refusal, verb: str, key: str, settings: S3Settings) -> Stor
             "run the command again; if it lasts, look at the store",
         )
     detail = f" ({refusal.message[:200]})" if refusal.message else ""
-    return _counted("unusable", f"{said}: cannot {verb} {what}{detail}", None)
+    hint = None
+    if settings.has_checksums and (status == 501 or ("checksum" in detail.lower() and code != "BadDigest")):
+        hint = "for a server without SHA-256 checksums add `?checksums=false` to the store's address"
+    return _counted("unusable", f"{said}: cannot {verb} {what}{detail}", hint)
 
 
 def _forbidden(refusal: Refusal, verb: str, key: str, settings: S3Settings) -> StoreError:

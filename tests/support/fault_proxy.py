@@ -47,6 +47,8 @@ class Fault:
     method: str = ".*"
     path: str = ""
     """Regular expression, searched in the target."""
+    header: str = ""
+    """Regular expression, searched in the request's lines, such as `x-amz-acl: private`."""
     skip: int = 0
     """Matching requests that pass first."""
     times: int | None = 1
@@ -62,9 +64,11 @@ class Fault:
     seen: int = 0
     hits: int = 0
 
-    def takes(self, method: str, target: str) -> bool:
+    def takes(self, method: str, target: str, lines: str) -> bool:
         """Tells whether this request is hit, and counts it."""
         if not re.fullmatch(self.method, method) or not re.search(self.path, target):
+            return False
+        if not re.search(self.header, lines, re.IGNORECASE):
             return False
         self.seen += 1
         if self.seen <= self.skip or (self.times is not None and self.hits >= self.times):
@@ -166,9 +170,11 @@ class FaultProxy:
             upstream.close()
             client.close()
 
-    def _pick(self, method: str, target: str, condition: str) -> Fault | None:
+    def _pick(self, head: _Head) -> Fault | None:
+        method, target, _ = head.line.split(" ", 2)
+        lines, condition = head.data().decode("latin-1"), head.get("if-none-match")
         with self._lock:
-            fault = next((fault for fault in self.faults if fault.takes(method, target)), None)
+            fault = next((fault for fault in self.faults if fault.takes(method, target, lines)), None)
             self.log.append(Request(time.monotonic(), method, target, fault.action if fault else "", condition))
             return fault
 
@@ -177,8 +183,8 @@ class FaultProxy:
         head = _read_head(asked)
         if head is None:
             return False
-        method, target, _ = head.line.split(" ", 2)
-        fault = self._pick(method, target, head.get("if-none-match"))
+        method = head.line.partition(" ")[0]
+        fault = self._pick(head)
         action = fault.action if fault else ""
         if fault and action in ("delay", "hang"):
             time.sleep(fault.seconds)

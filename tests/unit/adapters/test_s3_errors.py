@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +17,13 @@ from cachepipe.adapters.s3 import S3Store
 from cachepipe.adapters.s3_read import S3ReadStore
 from cachepipe.adapters.s3_settings import read_settings
 from cachepipe.adapters.store import COUNTS, Store, open_store
+from cachepipe.domain.collect import Floors
 from cachepipe.errors import IntegrityError, StoreError
+from cachepipe.workflows.collect import gc
+from cachepipe.workflows.fsck import fsck
+from cachepipe.workflows.publish import publish
 from tests.support import s3, seaweed
+from tests.support.artifacts import make_artifact
 from tests.support.fault_proxy import Fault, FaultProxy
 
 
@@ -91,6 +98,32 @@ def test_case_k1_every_refusal_has_a_message_a_hint_and_a_counter(
     assert row.code in str(error)
     assert row.hint in error.hint
     assert COUNTS[row.kind] == before + 1
+
+
+WRITE_REFUSALS = [row for row in REFUSALS if row.status != 412]
+"""412 is the answer to a condition: something is there."""
+
+
+@pytest.mark.parametrize("row", WRITE_REFUSALS, ids=[f"{row.status} {row.code}" for row in WRITE_REFUSALS])
+def test_case_k1_a_refused_write_has_the_same_words_and_nothing_is_written(
+    row: Row, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_boto3, "TRIES", 2)
+    url = s3.address(proxy.url)
+    proxy.add(Fault("status", method="PUT|POST|DELETE", status=row.status, code=row.code, times=None))
+    before = COUNTS[row.kind]
+    acts = (lambda store: store.put_if_absent("v1/a", b"x"), lambda store: store.put_hint("v1/a", b"x"))
+    for number, act in enumerate(acts, start=1):
+        with pytest.raises(StoreError) as caught:
+            act(open_store(url))
+        error = caught.value
+        assert (error.kind, error.exit_code) == (row.kind, 15)
+        assert row.message.replace("read", "write") in str(error)
+        assert f"{row.status} {row.code}" in str(error)
+        assert row.hint.replace("GetObject", "PutObject") in error.hint
+        assert COUNTS[row.kind] == before + number
+    proxy.clear()
+    assert open_store(url).get("v1/a", 1) is None
 
 
 def test_a_redirect_names_the_region_where_the_s3_bucket_is(proxy: FaultProxy) -> None:
@@ -289,6 +322,25 @@ def test_without_checksums_what_was_written_is_read_back(proxy: FaultProxy) -> N
     assert store.delete_all(["v1/a", "v1/b"]) == 2
     assert [row.method for row in proxy.requests()] == ["DELETE", "DELETE"], "no DeleteObjects, which wants a checksum"
     assert list(store.list("")) == []
+
+
+def test_a_server_that_refuses_checksums_serves_a_whole_life_of_a_store_without_them(
+    proxy: FaultProxy, tmp_path: Path
+) -> None:
+    refusing = Fault("status", header="x-amz-(sdk-)?(checksum|trailer)|content-md5", status=501, code="NotImplemented")
+    proxy.add(replace(refusing, times=None))
+    with pytest.raises(StoreError, match="501 NotImplemented") as caught:
+        open_store(s3.address(proxy.url)).put_if_absent("v1/a", b"x")
+    assert "checksums=false" in caught.value.hint
+    proxy.clear()
+    refused = proxy.add(replace(refusing, times=None))
+    store = s3.opened(s3.address(proxy.url, checksums="false"))
+    now = datetime.now(timezone.utc)
+    rows = [publish(store, "demo", "candidate", make_artifact(tmp_path, number), now) for number in (1, 2)]
+    floors = Floors(unfinished_s=0.0, published_s=0.0, versions=1, pin_s=0.0)
+    assert [found.artifact for found in gc(store, floors=floors, deletes=True).removed] == [rows[0].artifact]
+    assert fsck(store, now, is_deep=True).problems == ()
+    assert (refused.hits, proxy.count("PUT") > 6) == (0, True)
 
 
 @pytest.mark.nightly

@@ -62,7 +62,8 @@ def test_the_limits_are_those_of_the_contract() -> None:
     found = (s3_settings.CONNECT_S, s3_settings.READ_S, s3_settings.TRIES, s3_settings.CREDENTIALS_LIMIT_S)
     assert found == (2, 10, 5, 5.0)
     for module in (s3_read, s3_boto3):
-        assert (module.CONNECT_S, module.READ_S, module.TRIES, module.CREDENTIALS_LIMIT_S) == found
+        used = (module.CONNECT_S, module.READ_S, module.TRIES, module.CREDENTIALS_LIMIT_S)
+        assert used == found
 
 
 @pytest.mark.parametrize("client", [through_boto3], indirect=True)
@@ -160,8 +161,14 @@ def test_what_may_pass_is_tried_five_times(fault: str, client: Callable[[str], S
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(301, "PermanentRedirect"), (400, "ExpiredToken"), (403, "AccessDenied"), (403, "RequestTimeTooSkewed")]
-    + [(404, "NoSuchBucket"), (412, "PreconditionFailed")],
+    [
+        (301, "PermanentRedirect"),
+        (400, "ExpiredToken"),
+        (403, "AccessDenied"),
+        (403, "RequestTimeTooSkewed"),
+        (404, "NoSuchBucket"),
+        (412, "PreconditionFailed"),
+    ],
 )
 def test_what_will_not_pass_is_tried_once(
     status: int, code: str, client: Callable[[str], Store], proxy: FaultProxy
