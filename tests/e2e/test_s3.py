@@ -287,3 +287,13 @@ def test_a_bucket_encrypted_with_kms_is_published_to_and_restored_from(
     ran = restore(tmp_path, url, "--strict", *command(["true"]))
     assert (ran.code, ran.line["outcome"]) == (0, "restored")
     assert files_below(ran.line["folder"]) == demo.restored_bytes(ran.line["folder"])
+
+
+def test_what_a_later_try_made_good_is_counted_in_the_starts_line(
+    tmp_path: Path, proxy: FaultProxy, url: str, demo: Published
+) -> None:
+    """One pack is refused as often as a client tries, then given: the restore asks again, and says so."""
+    proxy.add(Fault("status", path=demo.statement.packs[0].digest, status=503, code="SlowDown", times=5))
+    ran = restore(tmp_path, url, "--strict", *command(["true"]))
+    assert (ran.code, ran.line["outcome"], ran.line["store"]) == (0, "restored", "slow_down:1")
+    assert proxy.count(path=demo.statement.packs[0].digest) == 6
