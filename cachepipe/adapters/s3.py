@@ -32,6 +32,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from urllib3.exceptions import HTTPError
 
 from cachepipe.adapters.s3_errors import Refusal, no_credentials, refused, unreachable
+from cachepipe.adapters.s3_read import authorities
 from cachepipe.adapters.s3_settings import CONNECT_S, CREDENTIALS_LIMIT_S, READ_S, TRIES, S3Settings
 from cachepipe.adapters.store import StoredObject, Trusting, check_key
 from cachepipe.errors import IntegrityError, StoreError
@@ -284,6 +285,8 @@ def _client(settings: S3Settings) -> Any:
             _look_up_credentials(core, settings)
         region, endpoint = session.region_name or "us-east-1", settings.endpoint or None
         verify = settings.ca_bundle or None
+        if verify and not os.path.isdir(verify):  # botocore tells no more than "no such file", after all tries
+            authorities(settings)
         made = session.client("s3", region, endpoint_url=endpoint, verify=verify, config=_config(settings))
         made.meta.events.register_last("before-call.s3", _follow_no_redirect)
         return made

@@ -221,12 +221,7 @@ def _client_options(settings: S3Settings) -> Any:
         "pool_max_idle_per_host": "64",
     }
     if settings.ca_bundle:
-        try:
-            with open(settings.ca_bundle, encoding="ascii", errors="replace") as file:
-                options["root_certificate"] = file.read()
-        except OSError as error:
-            problem = f"AWS_CA_BUNDLE `{settings.ca_bundle}` cannot be read ({error.strerror})"
-            raise unreachable(problem, settings) from error
+        options["root_certificate"] = authorities(settings)
     if settings.proxy:
         options["proxy_url"] = settings.proxy
     elif settings.has_foreign_proxy:
@@ -236,6 +231,20 @@ def _client_options(settings: S3Settings) -> Any:
             urlsplit(full_endpoint(settings)).hostname,
         )
     return options
+
+
+def authorities(settings: S3Settings) -> str:
+    """Returns the certificates to trust.
+
+    Raises:
+        StoreError: their file cannot be read.
+    """
+    try:
+        with open(settings.ca_bundle, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        problem = f"AWS_CA_BUNDLE `{settings.ca_bundle}` cannot be read ({error.strerror})"
+        raise unreachable(problem, settings) from error
 
 
 def _look_up_credentials(client: Any, settings: S3Settings, environment: Mapping[str, str]) -> None:

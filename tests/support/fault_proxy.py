@@ -22,6 +22,7 @@ stale       `content` in place of the object
 stall       nothing for `seconds` after `at` bytes
 delay       nothing for `seconds` before the head
 hang        nothing for `seconds`, then a reset; the server is not asked
+bare        an answer without the digest that the server computed
 absent      404 for an object that is there: a stale read
 hide        403 AccessDenied instead of 404: what AWS answers to a role that may not list
 """
@@ -215,7 +216,7 @@ class FaultProxy:
         if action == "hide" and status == 404:
             client.sendall(_error(method, Fault("status", status=403, code="AccessDenied")))
             return True
-        is_hit = action in _IN_BODY and status in (200, 206) and method != "PUT"
+        is_hit = action == "bare" or (action in _IN_BODY and status in (200, 206) and method != "PUT")
         _send_answer(client, answer, pieces, fault if is_hit else None)
         return answer.get("connection").lower() != "close"
 
@@ -241,6 +242,8 @@ def _send_answer(client: socket.socket, head: _Head, pieces: list[bytes], fault:
 
 def _falsified(head: _Head, pieces: list[bytes], fault: Fault) -> tuple[_Head, list[bytes]]:
     body = bytearray(b"".join(pieces))
+    if fault.action == "bare":
+        head = head.without("x-amz-checksum-sha256")
     if fault.action == "flip" and body:
         body[fault.at % len(body)] ^= 0x40
     if fault.action in ("longer", "shorter", "stale"):

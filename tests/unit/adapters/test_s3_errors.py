@@ -273,6 +273,29 @@ def test_case_k6_a_short_object_or_a_page_in_its_place_is_no_object(
         client(url).get("v1/a", 100)
 
 
+def test_case_k6_a_body_that_always_breaks_off_is_no_object(
+    client: Callable[[str], Store], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (s3_read, s3_boto3):
+        monkeypatch.setattr(module, "TRIES", 2)
+    s3_read._one_reader.cache_clear()
+    url = s3.address(proxy.url)
+    boto3_store(url).put_if_absent("v1/a", b"x" * 100)
+    proxy.add(Fault("truncate", method="GET", at=0, times=None))
+    with pytest.raises(StoreError, match="does not answer") as caught:
+        client(url).get("v1/a", 100)
+    assert caught.value.kind == "unusable"
+
+
+def test_an_authority_that_cannot_be_read_is_named(
+    client: Callable[[str], Store], s3_server: seaweed.Seaweed, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nonexistent/ca.pem")
+    with pytest.raises(StoreError, match=r"/nonexistent/ca\.pem") as caught:
+        client(s3.address(s3_server.tls_endpoint)).get("v1/a", 1)
+    assert "AWS_CA_BUNDLE" in str(caught.value) + caught.value.hint
+
+
 # --- writes ------------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +312,36 @@ def test_a_write_that_another_one_beat_while_its_answer_was_lost_is_not_ours(pro
     open_store(url).put_if_absent("v1/a", b"mine")
     proxy.add(Fault("drop", method="PUT"))
     assert open_store(url).put_if_absent("v1/a", b"mine") is False, "equal bytes of another writer are not ours"
+
+
+def test_a_write_that_was_carried_out_before_the_store_broke_is_known_as_ours(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_boto3, "TRIES", 2)
+    store = open_store(s3.address(proxy.url))
+    proxy.add(Fault("lost", method="PUT"))
+    proxy.add(Fault("status", method="PUT", status=503, code="SlowDown", times=None))
+    assert store.put_if_absent("v1/a", b"mine") is True
+    with pytest.raises(StoreError, match="503 SlowDown"):
+        store.put_if_absent("v1/b", b"never there")
+    proxy.add(Fault("drop", method="HEAD", times=None))
+    with pytest.raises(StoreError, match="503 SlowDown"):
+        store.put_if_absent("v1/c", b"nobody can tell")
+    proxy.clear()
+    assert [store.get(key, 9) for key in ("v1/a", "v1/b", "v1/c")] == [b"mine", None, None]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_where_the_answer_tells_no_digest_the_object_is_looked_at(is_told: bool, proxy: FaultProxy) -> None:
+    store = open_store(s3.address(proxy.url))
+    proxy.add(Fault("bare", method="PUT", times=None))
+    proxy.add(Fault("bare", method="HEAD", times=0 if is_told else None))
+    assert store.put_if_absent("v1/a", b"x" * 1000) is True
+    assert [row.method for row in proxy.requests()] == (["PUT", "HEAD"] if is_told else ["PUT", "HEAD", "GET"])
+    proxy.add(Fault("stale", method="GET", content=b"y" * 1000))
+    proxy.add(Fault("absent", method="HEAD"))
+    with pytest.raises(IntegrityError, match="stored with other bytes"):
+        store.put_if_absent("v1/b", b"x" * 1000)
 
 
 def test_a_conflict_is_tried_again(proxy: FaultProxy) -> None:
