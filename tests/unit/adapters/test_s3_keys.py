@@ -21,8 +21,8 @@ from tests.support import seaweed
 from tests.support.key_server import ROLE, TOKEN, KeyServer
 from tests.support.recorder import Recorder, SilentServer
 
-LIMIT_S = 0.4
-"""In place of `CREDENTIALS_LIMIT_S`."""
+LIMIT_S, SOON_S = 0.4, 4.0
+"""In place of `CREDENTIALS_LIMIT_S`, and what no single place of those that hang would keep by itself."""
 STATIC = {"AWS_ACCESS_KEY_ID": "STATIC", "AWS_SECRET_ACCESS_KEY": "secret"}
 NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true"}
 INSTANCE = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "{url}"}
@@ -148,7 +148,7 @@ def test_case_k3_places_of_keys_that_hang_cost_no_more_than_the_limit_together(
         before, began = COUNTS["credentials"], time.monotonic()
         with pytest.raises(StoreError, match=r"no answer within 0\.4 s; asked: ") as caught:
             client("s3://ml-cache/prod?endpoint=http://127.0.0.1:1").get("v1/a", 10)
-        assert LIMIT_S <= time.monotonic() - began < 6 * LIMIT_S
+        assert LIMIT_S <= time.monotonic() - began < SOON_S
         assert (caught.value.kind, COUNTS["credentials"]) == ("credentials", before + 1)
 
 

@@ -25,8 +25,8 @@ from tests.support import s3, seaweed
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.recorder import SilentServer
 
-LIMIT_S = 0.4
-"""In place of the contract's seconds, where it is only asked whether a limit holds."""
+LIMIT_S, SOON_S = 0.4, 4.0
+"""In place of the contract's seconds, where it is only asked whether a limit holds; a client's own is 5 s or a minute."""
 
 
 def through_boto3(url: str) -> Store:
@@ -102,7 +102,7 @@ def test_a_host_that_takes_no_connection_is_given_up_within_the_limit(
 ) -> None:
     limit(monkeypatch, "CONNECT_S", LIMIT_S)
     limit(monkeypatch, "TRIES", 1)
-    assert LIMIT_S <= seconds_of_failure(client, deaf) < 5 * LIMIT_S
+    assert LIMIT_S <= seconds_of_failure(client, deaf) < SOON_S
 
 
 def test_a_server_that_never_answers_is_given_up_within_the_limit(
@@ -111,7 +111,7 @@ def test_a_server_that_never_answers_is_given_up_within_the_limit(
     limit(monkeypatch, "READ_S", LIMIT_S)
     limit(monkeypatch, "TRIES", 1)
     with SilentServer() as silent:
-        assert LIMIT_S <= seconds_of_failure(client, silent.url) < 5 * LIMIT_S
+        assert LIMIT_S <= seconds_of_failure(client, silent.url) < SOON_S
 
 
 def seconds_of_failure(client: Callable[[str], Store], endpoint: str) -> float:
