@@ -210,6 +210,35 @@ def test_packs_are_fetched_before_the_table_is_there_and_nothing_is_written_by_t
     assert files_below(tmp_path / "out") == files
 
 
+def test_twelve_packs_are_asked_for_at_a_time_the_biggest_first(tmp_path: Path) -> None:
+    files = {f"inductor/{number}.bin": os.urandom(4096 - 100 * number) for number in range(20)}
+    packed = pack(write_tree(tmp_path / "tree", files), tmp_path / "blobs", SMALL)
+    assert len(packed.packs) == 20
+    (tmp_path / "out").mkdir()
+    all_here, lock = threading.Barrier(12), threading.Lock()
+    asked: list[str] = []
+    running: list[int] = [0]
+
+    def fetch(digest: str) -> bytes:
+        with lock:
+            asked.append(digest)
+            running.append(running[-1] + 1)
+            is_of_the_first = len(asked) <= 12
+        if is_of_the_first:
+            all_here.wait(20)  # or nobody goes on
+        data = (tmp_path / "blobs" / digest).read_bytes()
+        with lock:
+            running.append(running[-1] - 1)
+        return data
+
+    with fetching(fetch, packed.packs, tmp_path / "out", ROOT, deadline=time.monotonic() + 30) as writing:
+        writing.finish(packed.table)
+    assert max(running) == 12
+    biggest = sorted(packed.packs, key=lambda blob: blob.size_bytes, reverse=True)
+    assert set(asked[:12]) == {blob.digest for blob in biggest[:12]}
+    assert files_below(tmp_path / "out") == files
+
+
 def test_fetchers_end_when_there_will_be_no_table(tmp_path: Path) -> None:
     packed = pack(write_tree(tmp_path / "tree", tree_files(ROOT)), tmp_path / "blobs")
     (tmp_path / "out").mkdir()
