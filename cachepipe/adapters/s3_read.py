@@ -186,6 +186,9 @@ def _client(settings: S3Settings, environment: Mapping[str, str]) -> Any:
         "region": settings.region or "us-east-1",
         "virtual_hosted_style_request": not settings.is_path_style,
         "skip_signature": settings.is_unsigned,
+        "s3_express": False,
+        "request_payer": False,
+        "unsigned_payload": False,
         "endpoint": full_endpoint(settings),
         "aws_endpoint_url_s3": full_endpoint(settings),
     }

@@ -97,7 +97,8 @@ def read_settings(url: str, environment: Mapping[str, str]) -> S3Settings:
     endpoint = _endpoint(given, environment)
     named = given.get("profile") or environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE") or ""
     region = given.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or ""
-    needs_boto3 = bool(named) or _has_profile_files(environment)
+    # AWS_TOKEN is no variable of AWS's; obstore would send it as a session token
+    needs_boto3 = bool(named or environment.get("AWS_TOKEN")) or _has_profile_files(environment)
     needs_boto3 = needs_boto3 or any(_is_on(environment.get(name, ""), name) for name in _BOTO3_ALONE)
     is_unsigned = bool(_flag(given, environment, "unsigned", False))
     has_static_keys = all(environment.get(name) for name in _STATIC_KEYS)

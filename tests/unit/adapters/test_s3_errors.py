@@ -232,6 +232,12 @@ SILENCES = [
     Silence("a server without https", "https://127.0.0.1:{http}", {}, "does not speak https"),
     Silence("a certificate of a stranger", "https://localhost:{https}", {}, "AWS_CA_BUNDLE"),
     Silence(
+        "the same where obstore alone is told to trust anybody",
+        "https://localhost:{https}",
+        {"AWS_ALLOW_INVALID_CERTIFICATES": "true"},
+        "AWS_CA_BUNDLE",
+    ),
+    Silence(
         "a dead proxy",
         "http://s3.example.com",
         {"HTTP_PROXY": "http://127.0.0.1:1"},

@@ -55,6 +55,7 @@ TABLE = [
     Row("web identity wins over a container", {**WEB_IDENTITY, **AGENT, **INSTANCE}, "WEBIDENTITY"),
     Row("keys win over all", {**STATIC, **WEB_IDENTITY, **CONTAINER, **INSTANCE}, "STATIC"),
     Row("a secret without an access key is nothing", {"AWS_SECRET_ACCESS_KEY": "secret", **INSTANCE}, "INSTANCE"),
+    Row("a token under another name is nothing", {**STATIC, "AWS_TOKEN": "other"}, "STATIC"),
     Row("another service's address is nothing to keys", {**STATIC, "AWS_ENDPOINT_URL_STS": "{tls_url}"}, "STATIC"),
 ]
 

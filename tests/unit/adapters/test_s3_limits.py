@@ -67,7 +67,11 @@ def test_the_limits_are_those_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("client", [through_boto3], indirect=True)
-def test_boto3_is_told_the_limits_and_to_try_again_in_mode_standard(client: Callable[[str], S3Store]) -> None:
+def test_boto3_is_told_the_limits_and_to_try_again_in_mode_standard(
+    client: Callable[[str], S3Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_RETRY_MODE", "legacy")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     config = client("s3://ml-cache/prod?endpoint=http://127.0.0.1:1")._client.meta.config
     assert (config.connect_timeout, config.read_timeout) == (2, 10)
     assert config.retries == {"mode": "standard", "total_max_attempts": 5}
