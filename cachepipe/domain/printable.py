@@ -11,6 +11,9 @@ import json
 
 from cachepipe.domain.record import Json
 
+BRIEF_CHARS = 300
+"""Of what a table, Markdown, the page and stderr show of an error; JSON and JUnit XML have all."""
+
 
 def printable(text: str) -> str:
     r"""Returns the text on one line, every character that is not printable escaped.
@@ -24,6 +27,12 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Returns the text on one line as a cell shows it: white space of any kind is one space, all else as `printable`."""
     return printable(" ".join(text.split()))
+
+
+def brief(text: str) -> str:
+    """Returns the text on one line, cut: an error of torch may quote a compiler's command line of thousands of characters."""
+    line = one_line(text)
+    return line if len(line) <= BRIEF_CHARS else f"{line[:BRIEF_CHARS]}…"
 
 
 def printable_json(tree: Json, is_ascii: bool = False) -> str:

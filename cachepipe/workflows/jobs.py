@@ -170,7 +170,8 @@ def _traced_too_often(evidence: EntryEvidence) -> str:
 def _compiled_again(evidence: EntryEvidence) -> str:
     """Returns which lookups missed: the compiler's command line, which torch quotes, tells nobody why it was needed."""
     missed = [lookup for lookup in evidence.lookups if lookup.outcome == "miss" and lookup.layer != "native"]
-    which = ", ".join(dict.fromkeys(f"{lookup.layer} of graph {lookup.graph} ({lookup.reason})" for lookup in missed))
+    told = [f"{one.layer} of graph {one.graph}" + (f" ({one.reason})" if one.reason else "") for one in missed]
+    which = ", ".join(dict.fromkeys(told))
     return f"torch compiles again, since the artifact does not hold what this call looks up: {which or 'native code'}"
 
 
