@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
-from cachepipe.domain.evidence import TunedKernel
+from cachepipe.domain.evidence import TunedKernel, Uncounted
 from cachepipe.importing import when_imported
 
 NAMES: tuple[tuple[str, str], ...] = (
@@ -47,7 +47,7 @@ class TuningWatch:
     def __init__(self, sink: TuningSink) -> None:
         self._sink = sink
         self._undo: list[Callable[[], None]] = []
-        self.missing: list[str] = []
+        self.missing: list[Uncounted] = []
 
     def install(self) -> None:
         """Wraps what is imported now, and the rest as soon as torch imports it."""
@@ -64,7 +64,7 @@ class TuningWatch:
         owner = getattr(module, parent, None)
         original = vars(owner).get(name) if owner is not None else None
         if original is None:
-            self.missing.append(f"{module.__name__}.{path}")
+            self.missing.append(Uncounted("tuning", f"{module.__name__}.{path}"))
             return
         is_classmethod = isinstance(original, classmethod)
         function = original.__func__ if is_classmethod else original

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-from cachepipe.domain.evidence import Work
+from cachepipe.domain.evidence import Uncounted, Work
 from cachepipe.importing import when_imported
 
 NAMES: tuple[tuple[str, str, str], ...] = (
@@ -31,11 +31,12 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ("torch._inductor.cudagraph_trees", "CUDAGraphNode._record", "graph_captures"),
     ("torch._inductor.compile_worker.subproc_pool", "SubprocPool.submit", "worker_kernels"),
     ("torch._inductor.cpp_builder", "run_compile_cmd", "native_builds"),
-    ("torch._inductor.codecache", "CppCodeCache._load_library", ""),
-    ("torch._inductor.codecache", "PersistentCache.lookup", ""),
+    ("torch._inductor.codecache", "CppCodeCache._load_library", "native"),
+    ("torch._inductor.codecache", "PersistentCache.lookup", "tuning"),
     ("torch._inductor.cpu_vec_isa", "VecISA._probe_load", ""),
 )
-"""Module, attribute path and the field of `Work` that one outermost call adds to; a test fails when one goes away."""
+"""Module, attribute path, and what is not counted without it: the field of `Work` that one outermost call adds to, or a layer's
+lookups; empty: nothing. A test fails when one goes away."""
 
 
 WORKER_COMPILE = "_worker_compile_triton"
@@ -53,14 +54,14 @@ class WorkSink(Protocol):
 
 
 class WorkCounter:
-    """Wraps the functions of `NAMES` while installed; a name that this torch does not have is listed in `missing`."""
+    """Wraps the functions of `NAMES` while installed; what a name that this torch does not have would count is `missing`."""
 
     def __init__(self, sink: WorkSink) -> None:
         self._sink = sink
         self._undo: list[Callable[[], None]] = []
         self._depth = threading.local()
         self._built: set[str] = set()
-        self.missing: list[str] = []
+        self.missing: list[Uncounted] = []
 
     def install(self) -> None:
         """Wraps what is imported now, and the rest as soon as torch imports it: nothing is imported by us."""
@@ -73,14 +74,14 @@ class WorkCounter:
         }
         for module, path, field in NAMES:
             wrap = special.get(path) or functools.partial(self._wrap_counted, field=field)
-            self._undo.append(when_imported(module, functools.partial(self._replace, path=path, wrap=wrap)))
+            self._undo.append(when_imported(module, functools.partial(self._replace, path=path, wrap=wrap, kind=field)))
         self._undo.append(when_imported("triton.knobs", self._install_triton))
 
     def uninstall(self) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def _replace(self, module: ModuleType, path: str, wrap: Callable[[Any], Any]) -> None:
+    def _replace(self, module: ModuleType, path: str, wrap: Callable[[Any], Any], kind: str) -> None:
         owner: Any = module
         *parents, name = path.split(".")
         try:
@@ -88,7 +89,8 @@ class WorkCounter:
                 owner = getattr(owner, parent)
             original = vars(owner)[name]
         except (AttributeError, KeyError):
-            self.missing.append(f"{module.__name__}.{path}")
+            if kind:
+                self.missing.append(Uncounted(kind, f"{module.__name__}.{path}"))
             return
         is_classmethod = isinstance(original, classmethod)
         function = original.__func__ if is_classmethod else original
@@ -97,7 +99,10 @@ class WorkCounter:
         self._undo.append(lambda: setattr(owner, name, original))
 
     def _install_triton(self, knobs: ModuleType) -> None:
-        compilation = knobs.compilation
+        compilation: Any = getattr(knobs, "compilation", None)
+        if not hasattr(compilation, "listener"):
+            self.missing.append(Uncounted("triton_compiles", f"{knobs.__name__}.compilation.listener"))
+            return
         before = compilation.listener
 
         def listener(**facts: Any) -> None:

@@ -114,7 +114,7 @@ def _print_summary(summary: VerifySummary) -> None:
             row.shape_bucket,
             row.graphs,
             reports.hits_text(row.hits),
-            reports.work_text(row.work),
+            reports.work_text(row.work, row.uncounted),
             row.outputs,
             f"{row.cold_s / row.restored_s:.1f} ×" if row.restored_s else None,
         )

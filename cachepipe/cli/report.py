@@ -12,7 +12,7 @@ from cachepipe.adapters.workdir import write_whole
 from cachepipe.cli.boundary import error_object, print_error
 from cachepipe.cli.options import NEW_FILE, json_option, option, trust_choice, trust_options
 from cachepipe.cli.output import print_json, print_line, print_lines, print_table, say
-from cachepipe.domain.printable import one_line
+from cachepipe.domain.printable import brief, one_line
 from cachepipe.domain.record import to_json
 from cachepipe.errors import CachepipeError, UsageError, VerificationError
 from cachepipe.workflows import report as reports
@@ -82,7 +82,7 @@ def _refusal(found: reports.Report) -> VerificationError | None:
         return None
     lines = list(dict.fromkeys(map(str, found.verdict.faults)))
     more = [f"and {len(lines) - MAX_ERRORS} more"] if len(lines) > MAX_ERRORS else []
-    error = VerificationError([*map(one_line, lines[:MAX_ERRORS]), *more])
+    error = VerificationError([*map(brief, lines[:MAX_ERRORS]), *more])
     error.hint = "`cachepipe explain` with the same files names the cause of each miss"
     if not found.verdict.is_proved:
         error.hint = "`verify --report` restores the release and leaves the evidence that is missing"

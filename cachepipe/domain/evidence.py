@@ -53,6 +53,23 @@ class Work:
         return Work(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
+CHILD_WORK = "child_work"
+"""Kind of `Uncounted`: the work of torch's own child processes, whatever it is."""
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """What could not be counted in a process: a count of 0 there proves nothing."""
+
+    kind: str
+    """A field of `Work`, a layer whose lookups are not seen, or `CHILD_WORK`."""
+    name: str
+    """The private name that this torch lacks."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.replace('_', ' ')} ({self.name})"
+
+
 @dataclass(frozen=True)
 class Lookup:
     """One cache lookup of one graph."""
@@ -230,8 +247,7 @@ class EntryEvidence:
     outside_files: tuple[OutsideFile, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     """Filled in by `verify`, which has the builder's components."""
-    uncounted: tuple[str, ...] = ()
-    """Private names that this torch lacks: work behind them is not counted."""
+    uncounted: tuple[Uncounted, ...] = ()
     dropped: int = 0
     """Events beyond what is kept in memory."""
     device: str = ""

@@ -9,10 +9,16 @@ from typing import Any
 
 from cachepipe.domain.engine import AOT, LAYER
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, hit_rate
+from cachepipe.domain.evidence import CHILD_WORK, LAYERS, BucketEvidence, EntryEvidence, hit_rate
 from cachepipe.domain.remedies import remedy
 from cachepipe.errors import VerificationError
 
+_GATED = {
+    "min_hit_rate": LAYERS,
+    "max_tuning_runs": ("benchmarks", "tuning_runs", CHILD_WORK),
+    "max_compiles": ("triton_compiles", "ptxas_runs", "native_builds", "compiler_runs", CHILD_WORK),
+}
+"""Gate → kinds of work, or layers, without whose counts it cannot be judged."""
 _BREAK_PLACE = re.compile(r"^Graph break in user code at (.+)$", re.MULTILINE)
 _BREAK_WORDS = re.compile(r"^(?P<title>.+)\n +Explanation: (?P<why>.+)$", re.MULTILINE)
 _BREAK_HINT = re.compile(r"^ +Hint: (.+)$", re.MULTILINE)
@@ -65,6 +71,7 @@ def judge(
         where = f"{spec.id} · {bucket_label(bucket.shape_bucket)}"
         found += [f"{where}: {problem}" for problem in _bucket_problems(bucket, limits)]
     found += [f"{spec.id}: {problem}" for problem in _entry_problems(limits, restored)]
+    found += [f"{spec.id}: {problem}" for problem in _blind_gates(limits, restored)]
     if spec.engine == AOT:
         found += [f"{spec.id} · {problem}" for problem in engine_problems(spec, restored)]
     else:
@@ -107,6 +114,19 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
         ]
         shown = "; ".join(dict.fromkeys(misses[:8])) or "nothing was looked up"
         found.append(f"min_hit_rate: limit {limits.min_hit_rate:g}, found {rate:.3f} ({shown})")
+    return found
+
+
+def _blind_gates(limits: GateLimits, restored: EntryEvidence) -> list[str]:
+    """Returns the gates that cannot be judged: what they limit, or what they divide by, was not counted."""
+    found = []
+    for gate, kinds in _GATED.items():
+        missing = [str(one) for one in restored.uncounted if one.kind in kinds]
+        if gate == "min_hit_rate":
+            missing += [f"{restored.dropped} events that were dropped"] if restored.dropped else []
+            missing = missing if limits.min_hit_rate > 0 else []
+        if missing:
+            found.append(f"{gate}: limit {getattr(limits, gate):g}, could not be counted: {', '.join(missing)}")
     return found
 
 

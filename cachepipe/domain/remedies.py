@@ -59,6 +59,11 @@ _PROBLEMS = (
         "cannot be compared; otherwise torch compiles this model wrongly here",
     ),
     (
+        "could not be counted",
+        "cachepipe does not know this torch, or this container hides /proc from it: take a newer cachepipe, or a torch that this "
+        "one knows; nothing was published",
+    ),
+    (
         "max_graph_breaks",
         "mend the code at the places named, or allow that many by `gates: {max_graph_breaks: …}`; nothing was published",
     ),

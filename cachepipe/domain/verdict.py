@@ -1,8 +1,8 @@
 """Whether evidence shows a warm start: the one verdict that every form of a report and its exit code give.
 
 A release is warm if each of its entries was called in a process that restored it, at every shape bucket, and each such process
-looked up, hit every time, did no work of a build and gave eager's outputs. What is missing proves nothing and is a fault like any
-other. Gates play no part: a gate may allow a compile, which makes a start acceptable, not warm; what a gate refused is a fault.
+looked up, hit every time, did no work of a build and gave eager's outputs. What is missing, or could not be counted, proves nothing
+and is a fault like any other. Gates play no part: a gate may allow a compile, which makes a start acceptable, not warm; what a gate refused is a fault.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ BUILD_WORK = (
     *("native_builds", "compiler_runs"),
 )
 """Fields of `Work` that are 0 on a warm start. Version queries, and what no cache can hold (CUDA graphs), are none of a build."""
+FREE_WORK = ("worker_kernels", "graph_captures")
+"""Kinds of `Uncounted` on which nothing depends: no gate limits them."""
 WARM, NOT_WARM, NOT_PROVED = "warm: every lookup hit", "not warm", "not proved: not restored yet"
 
 
@@ -151,6 +153,7 @@ def _process_faults(proof: EntryEvidence, graphs: int, is_work_shown: bool) -> l
         found += work_faults(proof.work)
         if named and not work_faults(proof.work):
             found.append(f"work was done: {', '.join(dict.fromkeys(named[:8]))}")
+    found += [f"could not be counted: {one}" for one in proof.uncounted if one.kind not in FREE_WORK]
     if proof.dropped:
         found.append(f"{proof.dropped} events were dropped: the evidence is not whole")
     return found

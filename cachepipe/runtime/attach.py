@@ -163,6 +163,9 @@ def summary(attached: Attached) -> dict[str, Any]:
         **{name: getattr(work, name) for name in Work.__dataclass_fields__ if name not in _OF_WORKERS},
         "late": attached.late_watch.count,
         "seconds": round(attached.ready_s, 2),
+        **(
+            {"uncounted": ",".join(dict.fromkeys(one.kind for one in recorder.uncounted))} if recorder.uncounted else {}
+        ),
     }
 
 

@@ -6,18 +6,21 @@ same wrapped calls as the parent and appends one line per unit of work:
     triton_compiles triton_poi_fused_add_0
 
 The variable enters no key of torch. A child finds us through the wheel's `.pth` file, as services do. Where the file cannot
-be made or opened (no /proc, another user id) children go uncounted, and nothing else happens. A child writes only into a
+be made or opened (no /proc, another user id) the recorder says that children go uncounted. A child writes only into a
 file that proves to be such a log: the number in the variable may have become any other open file of the parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 VARIABLE = "CACHEPIPE_WORK_LOG"
 MAX_BYTES = 4 << 20
 """Of a log: about 50,000 units of work; what comes later is not written."""
 _NAME = "cachepipe-work"
+_NOEXEC = 8
+"""MFD_NOEXEC_SEAL, without which a hardened kernel (`vm.memfd_noexec=2`) makes no such file; others (before 6.3) do not know it."""
 _FIELDS = ("benchmarks", "tuning_runs", "triton_compiles", "native_builds")
 
 
@@ -35,19 +38,28 @@ class ChildWork:
         if self._fd < 0 or self._pid != os.getpid():
             if not hasattr(os, "memfd_create"):
                 return
-            try:
-                self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-            except OSError:
+            self._fd = _new_log()
+            if self._fd < 0:
                 return
             self._pid, self._position, self._rest = os.getpid(), 0, b""
         os.environ[VARIABLE] = f"/proc/{self._pid}/fd/{self._fd}"
+
+    @property
+    def is_open(self) -> bool:
+        """Children that are started now can write into the log."""
+        return self._fd >= 0 and os.access(f"/proc/{self._pid}/fd/{self._fd}", os.W_OK)
+
+    @property
+    def is_full(self) -> bool:
+        """Work may have been done that is not in the log."""
+        return self._position >= MAX_BYTES
 
     def take(self) -> list[tuple[str, str]]:
         """Returns (field of `Work`, name) of what was written since the last call; nothing in a fork of the parent."""
         if self._fd < 0 or self._pid != os.getpid():
             return []
         try:
-            data = os.pread(self._fd, MAX_BYTES, self._position)
+            data = os.pread(self._fd, 2 * MAX_BYTES, self._position)  # the last line may lie beyond the bound
         except OSError:
             return []
         self._position += len(data)
@@ -59,6 +71,14 @@ class ChildWork:
         """Stops naming the log; the file itself stays open, for the children that know it."""
         if self._pid == os.getpid() and os.environ.get(VARIABLE) == f"/proc/{self._pid}/fd/{self._fd}":
             del os.environ[VARIABLE]
+
+
+def _new_log() -> int:
+    """Returns a new file in memory; -1: none can be made."""
+    for flags in (os.MFD_CLOEXEC | _NOEXEC, os.MFD_CLOEXEC):
+        with contextlib.suppress(OSError):
+            return os.memfd_create(_NAME, flags)
+    return -1
 
 
 class ChildSink:

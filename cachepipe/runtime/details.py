@@ -30,6 +30,7 @@ def details(attached: Attached) -> dict[str, Any]:
         "late_captures": late.captures,
         "is_strict": late.is_strict,
         "dropped": recorder.dropped,
+        "uncounted": [asdict(one) for one in recorder.uncounted],
     }
 
 

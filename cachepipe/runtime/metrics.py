@@ -90,6 +90,7 @@ def _start(attached: attaching.Attached) -> Iterable[Metric]:
             float(len(differing_settings(attached))),
         ),
         ("strict", "1 where a late compile is an error.", float(attached.late_watch.is_strict)),
+        ("uncounted", "Kinds of work that could not be counted here.", float(len(attached.recorder.uncounted))),
     )
     for name, help_text, value in rows:
         yield GaugeMetricFamily(f"cachepipe_{name}", help_text, value)

@@ -17,7 +17,7 @@ from cachepipe.adapters.torch_trace import NO_GRAPH, CompileFacts, TraceHandler
 from cachepipe.adapters.torch_tuning import TuningWatch
 from cachepipe.adapters.torch_work import WorkCounter, add_work
 from cachepipe.domain.engine import LAYER
-from cachepipe.domain.evidence import GraphEvidence, Lookup, TunedKernel, Work, WorkItem
+from cachepipe.domain.evidence import CHILD_WORK, GraphEvidence, Lookup, TunedKernel, Uncounted, Work, WorkItem
 from cachepipe.domain.phases import Phases
 from cachepipe.runtime.childwork import ChildWork
 from cachepipe.runtime.events import say
@@ -36,6 +36,7 @@ SUSPECT = (
 )
 """Of a compile that failed after its lookup had hit: pytorch/pytorch#194001, seen with torch 2.13.0."""
 
+NO_CHILDREN = Uncounted(CHILD_WORK, "no file in memory, or no /proc, through which child processes could tell")
 _Item = tuple[str, str, str, str, str]
 """kind, what, graph, shape bucket, process"""
 
@@ -49,6 +50,7 @@ class Recorder:
         self._counter = WorkCounter(self)
         self._tuning = TuningWatch(self)
         self._children = ChildWork()
+        self._deaf: tuple[Uncounted, ...] = ()
         self._label = "-"
         self._graph = ""
         self._items: dict[_Item, int] = {}
@@ -66,7 +68,7 @@ class Recorder:
             self._is_recording = True
             self._counter.install()
             self._tuning.install()
-            self._children.open()
+            self._open_children()
             self._trace.install()
 
     def hear(self) -> None:
@@ -88,12 +90,16 @@ class Recorder:
         """In the child of a fork: its own compile workers report to it, not to the parent."""
         self._children = ChildWork()
         if self._is_recording:
-            self._children.open()
+            self._open_children()
+
+    def _open_children(self) -> None:
+        self._children.open()
+        self._deaf = () if self._children.is_open else (NO_CHILDREN,)
 
     @property
-    def missing_names(self) -> list[str]:
-        """Private names that this torch does not have: their work is not counted."""
-        return [*self._counter.missing, *self._tuning.missing]
+    def uncounted(self) -> tuple[Uncounted, ...]:
+        """Returns what is not counted here: this torch lacks the name, or no child process can tell."""
+        return tuple(dict.fromkeys([*self._counter.missing, *self._tuning.missing, *self._deaf]))
 
     @contextmanager
     def shape_bucket(self, label: str) -> Iterator[BucketLog]:
@@ -137,7 +143,7 @@ class Recorder:
             "graphs": self.graphs(),
             "work_items": self.work_items(),
             "tuned": tuple(self.tuned),
-            "uncounted": tuple(self.missing_names),
+            "uncounted": self.uncounted,
             "dropped": self.dropped,
         }
 
@@ -174,9 +180,11 @@ class Recorder:
             self._append(self.tuned_kernels, what)
 
     def _take_children_work(self) -> None:
+        was_full = self._children.is_full
         for kind, what in self._children.take():
             with self._lock:
                 self._add_work(kind, what, "child")
+        self.dropped += self._children.is_full and not was_full
 
     def on_work(self, field: str, what: str) -> None:
         with self._lock:

@@ -241,7 +241,6 @@ def report() -> dict[str, Any]:
         "late_compiles": [asdict(late) for late in attached.late],
         "settings": attached.settings,
         "setting_differences": setting_differences(),
-        "uncounted": recorder.missing_names,
     }
 
 

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cachepipe.domain.entry import bucket_label
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, hit_rate, layer_counts
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Uncounted, Work, hit_rate, layer_counts
 from cachepipe.domain.phases import Phases
+from cachepipe.domain.printable import brief
 from cachepipe.domain.record import Json, to_json
 from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, verdict_of
 from cachepipe.errors import UsageError
@@ -53,6 +54,8 @@ class BucketRow:
     max_abs_diff: float | None
     problems: tuple[str, ...]
     """Why it is not warm, apart from lookups that did not hit."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """In the process that `work` is of."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class StepRow:
     build_s: float
     ready_s: float
     error: str
+    uncounted: tuple[Uncounted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,7 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence], verdict: Verdic
     rows = []
     for label in dict.fromkeys([*cold, *restored, *eager]):
         shown = restored.get(label) or cold.get(label) or eager[label]
+        process = evidence if label in restored else steps.get("tune" if label in cold else "eager")
         rows.append(
             BucketRow(
                 entry=entry,
@@ -165,6 +170,7 @@ def _bucket_rows(entry: str, steps: Mapping[str, EntryEvidence], verdict: Verdic
                 work=shown.work,
                 max_abs_diff=shown.max_abs_diff,
                 problems=texts(verdict.at(entry, label)),
+                uncounted=process.uncounted if process else (),
             )
         )
     return rows
@@ -214,13 +220,20 @@ def _step_row(evidence: EntryEvidence) -> StepRow:
         build_s=evidence.build_s,
         ready_s=evidence.ready_s,
         error=evidence.error,
+        uncounted=evidence.uncounted,
     )
 
 
-def work_text(work: Work) -> str:
-    """Returns the work that was done, e.g. `3 benchmarks, 1 native build`; `none` for a perfect start."""
+def work_text(work: Work, uncounted: Sequence[Uncounted] = ()) -> str:
+    """Returns the work that was done, e.g. `3 benchmarks, 1 native builds`; `none` for a perfect start, where all was counted.
+
+    >>> work_text(Work(benchmarks=3), [Uncounted("triton_compiles", "triton.knobs.compilation.listener")])
+    '3 benchmarks; not counted: triton compiles'
+    """
     words = [f"{count} {name.replace('_', ' ')}" for name, count in asdict(work).items() if count]
-    return ", ".join(words) or "none"
+    kinds = dict.fromkeys(one.kind.replace("_", " ") for one in uncounted)
+    known = ", ".join(words) or ("none seen" if kinds else "none")
+    return f"{known}; not counted: {', '.join(kinds)}" if kinds else known
 
 
 def hits_text(hits: Mapping[str, str]) -> str:
@@ -272,7 +285,7 @@ def bucket_cells(found: Report) -> list[tuple[object, ...]]:
             row.eager_s,
             None if row.speedup is None else f"{row.speedup:.1f}",
             hits_text(row.hits),
-            work_text(row.work),
+            work_text(row.work, row.uncounted),
             phase_bar(row.phases, longest_s) if row.phases else None,
         )
         for row in found.shape_buckets
@@ -285,6 +298,15 @@ STEP_COLUMNS = ("entry", "step", ">hit rate", ">import s", ">model s", ">ready s
 def step_cells(found: Report) -> list[tuple[object, ...]]:
     """Returns the cells of the table with `STEP_COLUMNS`, one row per process."""
     return [
-        (row.entry, row.step, row.hit_rate, row.import_s, row.build_s, row.ready_s, work_text(row.work), row.error)
+        (
+            row.entry,
+            row.step,
+            row.hit_rate,
+            row.import_s,
+            row.build_s,
+            row.ready_s,
+            work_text(row.work, row.uncounted),
+            brief(row.error),
+        )
         for row in found.steps
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from cachepipe.domain.evidence import Uncounted
 from cachepipe.domain.printable import one_line, printable
 from cachepipe.domain.verdict import PROOF_STEPS, Fault
 from cachepipe.workflows.report import BucketRow, Report, process_faults
@@ -24,6 +25,7 @@ def report_junit(found: Report) -> bytes:
     causes = report_page(found)["misses"]
     for entry in dict.fromkeys(step.entry for step in found.steps):
         suite = SubElement(root, "testsuite", name=one_line(entry))
+        _properties(suite, [one for step in found.steps if step.entry == entry for one in step.uncounted])
         for row in found.shape_buckets:
             if row.entry == entry:
                 faults = found.verdict.at(entry, row.shape_bucket)
@@ -49,6 +51,13 @@ def report_junit(found: Report) -> bytes:
     indent(root)
     document: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
     return document + b"\n"
+
+
+def _properties(suite: Element, uncounted: Sequence[Uncounted]) -> None:
+    """Tells what could not be counted; where a gate needs it, it is a failure too."""
+    for number, one in enumerate(dict.fromkeys(uncounted)):
+        properties = suite[0] if number else SubElement(suite, "properties")
+        SubElement(properties, "property", name="not counted", value=one_line(str(one)))
 
 
 def _case(suite: Element, row: BucketRow, is_restored: bool, problems: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from cachepipe.domain.phases import Phases
-from cachepipe.domain.printable import one_line
+from cachepipe.domain.printable import brief, one_line
 from cachepipe.domain.verdict import PROOF_STEPS
 from cachepipe.workflows.report import Report, hits_text, work_text
 from cachepipe.workflows.report_compare import compare
@@ -88,7 +88,7 @@ def _calls(found: Report) -> list[str]:
                 f"{row.speedup:.1f} ×" if row.speedup else None,
                 _phases(row.phases),
                 hits_text(row.hits),
-                "; ".join([work_text(row.work), *row.problems]),
+                "; ".join([work_text(row.work, row.uncounted), *row.problems]),
             )
             for row in found.shape_buckets
         ),
@@ -137,8 +137,8 @@ def _processes(found: Report) -> list[str]:
             row.step,
             row.hit_rate if row.step in PROOF_STEPS else None,
             row.ready_s,
-            work_text(row.work),
-            row.error,
+            work_text(row.work, row.uncounted),
+            brief(row.error),
         )
         for row in found.steps
     )

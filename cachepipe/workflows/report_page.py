@@ -9,6 +9,7 @@ from typing import Any
 from cachepipe import __version__
 from cachepipe.domain.evidence import LAYERS
 from cachepipe.domain.phases import Phases
+from cachepipe.domain.printable import brief
 from cachepipe.domain.verdict import PROOF_STEPS, work_faults
 from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, work_text
 from cachepipe.workflows.report_compare import Comparison, compare
@@ -87,7 +88,7 @@ def _faults(found: Report) -> list[str]:
     """Returns what no row of a shape bucket and no miss shows: whole processes, and what gates refused."""
     entries = dict.fromkeys(row.entry for row in found.steps)
     whole = [fault for entry in ("", *entries) for fault in process_faults(found, entry) if not fault.is_lookup]
-    return list(dict.fromkeys(map(str, whole)))
+    return list(dict.fromkeys(brief(str(fault)) for fault in whole))
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -205,7 +206,7 @@ def _process(row: StepRow, layers: list[str]) -> Page:
         "entry": row.entry,
         "step": row.step,
         "layers": cells,
-        "work": f"{work_text(row.work)}{f' · {row.error}' if row.error else ''}",
+        "work": " · ".join(filter(None, (work_text(row.work, row.uncounted), brief(row.error)))),
         "build_s": row.build_s,
         "ready_s": row.ready_s,
         "miss": int(bool(row.error) or (is_restored and (bool(work_faults(row.work)) or row.hit_rate != 1.0))),

@@ -25,7 +25,7 @@ from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.adapters.workdir import Binding, BuildRoot, EntryDir, WorkDir, build_root, write_evidence, write_json
 from cachepipe.domain.artifact import ROOT_TOKEN, FileTable
 from cachepipe.domain.entry import EntrySpec, bucket_label
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, OutsideFile, Work
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, OutsideFile, Uncounted, Work
 from cachepipe.domain.explain import explain, explanation_lines
 from cachepipe.domain.gates import GateLimits, judge, refuse
 from cachepipe.domain.index import IndexRow, select
@@ -83,6 +83,8 @@ class VerifiedBucket:
     phases: Mapping[str, Phases]
     """`cold`, `restored` and `eager` → their first call by where the time went."""
     max_abs_diff: float | None
+    uncounted: tuple[Uncounted, ...]
+    """What a count of 0 in `work` does not prove."""
     outputs: str
     """`as built`: bit for bit those of the build's proof; `close`: within tolerance of eager's; `differ`: neither, or not compared."""
 
@@ -334,6 +336,7 @@ def _rows(record: EntryRecord, evidence: EntryEvidence) -> list[VerifiedBucket]:
                 "eager": Phases(run_s=facts[label].eager_s),
             },
             max_abs_diff=bucket.max_abs_diff,
+            uncounted=evidence.uncounted,
             outputs=outputs_word(facts[label], bucket),
         )
         rows.append(row)

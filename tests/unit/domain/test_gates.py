@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from cachepipe.adapters.torch_work import NAMES
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, Work
+from cachepipe.domain.evidence import CHILD_WORK, LAYERS, BucketEvidence, EntryEvidence, Lookup, Uncounted, Work
 from cachepipe.domain.gates import (
+    _GATED,
     GateLimits,
     Reference,
     break_in_words,
@@ -18,6 +20,7 @@ from cachepipe.domain.gates import (
     refuse,
 )
 from cachepipe.domain.phases import Phases
+from cachepipe.domain.verdict import FREE_WORK
 from cachepipe.errors import VerificationError
 
 CONTEXT = Context("inference_mode", None, "highest", False)
@@ -106,6 +109,41 @@ def test_limits_of_the_manifest_count() -> None:
     work = Work(benchmarks=45, tuning_runs=1, native_builds=1)
     found = evidence(bucket(8), bucket(1, work=work, graph_breaks=1, first_call_s=9.0), outcomes="hm")
     assert judge(limits, spec(), found, REFERENCES) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "gates"),
+    [
+        *((kind, ["max_tuning_runs"]) for kind in ("benchmarks", "tuning_runs")),
+        *((kind, ["max_compiles"]) for kind in ("triton_compiles", "native_builds")),
+        (CHILD_WORK, ["max_tuning_runs", "max_compiles"]),
+        *((layer, ["min_hit_rate"]) for layer in LAYERS),
+        *((kind, []) for kind in FREE_WORK),
+    ],
+)
+def test_a_gate_is_not_passed_by_what_could_not_be_counted(kind: str, gates: list[str]) -> None:
+    found = replace(evidence(*GOOD), uncounted=(Uncounted(kind, "torch.gone"),))
+    violations = judge(GateLimits(max_tuning_runs=9, max_compiles=9), spec(), found, REFERENCES)
+    words = kind.replace("_", " ")
+    assert [text.split(": ")[1] for text in violations] == gates
+    assert all(f"could not be counted: {words} (torch.gone)" in text for text in violations)
+    if violations:
+        with pytest.raises(VerificationError) as caught:
+            refuse(violations, "prove")
+        assert "take a newer cachepipe" in caught.value.hint
+
+
+def test_a_hit_rate_of_lookups_that_were_dropped_does_not_pass_and_no_limit_asks_for_none() -> None:
+    found = replace(evidence(*GOOD), dropped=3)
+    (text,) = judge(GateLimits(), spec(), found, REFERENCES)
+    assert text.endswith("min_hit_rate: limit 1, could not be counted: 3 events that were dropped")
+    assert judge(GateLimits(min_hit_rate=0.0), spec(), found, REFERENCES) == ()
+
+
+def test_every_kind_that_the_recorder_may_miss_is_gated_or_free() -> None:
+    kinds = {field for _, _, field in NAMES if field} | {"tuning", CHILD_WORK}
+    gated = {kind for kinds in _GATED.values() for kind in kinds}
+    assert kinds <= gated | set(FREE_WORK) and not gated & set(FREE_WORK)
 
 
 def test_queries_of_the_compiler_are_no_compiles() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from cachepipe.adapters.torch_trace import TRACE_LOGGER
-from cachepipe.domain.evidence import Work
+from cachepipe.domain.evidence import Uncounted, Work
 from cachepipe.runtime import recorder as module
-from cachepipe.runtime.recorder import Recorder, phases_of
+from cachepipe.runtime.childwork import VARIABLE, ChildSink
+from cachepipe.runtime.recorder import NO_CHILDREN, Recorder, phases_of
 from tests.support.release import REPOSITORY
 
 
@@ -171,3 +175,59 @@ def test_a_recorded_native_function_counts_as_a_capture_and_a_failed_one_as_a_mi
     assert [(one.shape_bucket, one.outcome, one.reason) for one in recorder.lookups][1:] == [
         ("batch=8", "miss", "no CUDA graph could be recorded: because")
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "path", "kinds"),
+    [
+        ("torch._inductor.cpp_builder", "run_compile_cmd", ["native_builds"]),
+        ("torch._inductor.runtime.benchmarking", "Benchmarker.benchmark_cpu", ["benchmarks"]),
+        ("torch._inductor.codecache", "CppCodeCache._load_library", ["native"]),
+        ("torch._inductor.runtime.autotune_cache", "AutotuneCache.read_best", ["tuning"]),
+        ("torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.autotune", ["tuning_runs", "tuning"]),
+        ("torch._inductor.cpu_vec_isa", "VecISA._probe_load", []),  # torch 2.11 has none, and it counts nothing
+    ],
+)
+def test_what_a_torch_without_a_name_does_not_let_us_count_is_evidence(
+    monkeypatch: pytest.MonkeyPatch, module: str, path: str, kinds: list[str]
+) -> None:
+    import_module(module)
+    monkeypatch.delattr(f"{module}.{path}")
+    made = Recorder()
+    made.start()
+    made.stop()
+    assert made.evidence()["uncounted"] == tuple(Uncounted(kind, f"{module}.{path}") for kind in kinds)
+
+
+def test_a_triton_without_its_listener_leaves_its_compiles_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.knobs", types.ModuleType("triton.knobs"))
+    made = Recorder()
+    made.start()
+    made.stop()
+    assert made.uncounted == (Uncounted("triton_compiles", "triton.knobs.compilation.listener"),)
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "access"])
+def test_children_that_cannot_tell_are_uncounted(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def refused(*_: object) -> bool:
+        if call == "memfd_create":
+            raise PermissionError(1, "seccomp")
+        return False  # no /proc
+
+    monkeypatch.setattr(f"cachepipe.runtime.childwork.os.{call}", refused)
+    made = Recorder()
+    made.start()
+    made.stop()
+    assert made.uncounted == (NO_CHILDREN,)
+
+
+def test_a_full_log_of_children_is_told_once_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachepipe.runtime.childwork.MAX_BYTES", 60)
+    made = Recorder()
+    made.start()
+    sink = ChildSink(os.environ[VARIABLE])
+    for _ in range(10):
+        sink.on_work("benchmarks", "k" * 10)
+    assert made.work().benchmarks == 3 and made.work().benchmarks == 3 and made.dropped == 1
+    made.stop()
+    assert made.dropped == 1

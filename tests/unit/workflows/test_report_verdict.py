@@ -13,8 +13,18 @@ import pytest
 from cachepipe.adapters.html_page import render_page
 from cachepipe.adapters.workdir import write_evidence, write_json
 from cachepipe.cli.main import main
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Lookup, TunedKernel, Work, WorkItem
-from cachepipe.domain.verdict import BUILD_WORK
+from cachepipe.domain.evidence import (
+    CHILD_WORK,
+    LAYERS,
+    BucketEvidence,
+    EntryEvidence,
+    Lookup,
+    TunedKernel,
+    Uncounted,
+    Work,
+    WorkItem,
+)
+from cachepipe.domain.verdict import BUILD_WORK, FREE_WORK
 from cachepipe.workflows.report import report
 from cachepipe.workflows.report_junit import report_junit
 from cachepipe.workflows.report_markdown import report_markdown
@@ -54,6 +64,10 @@ FAULTS: dict[str, Change] = {
     "a problem": first(lambda row: replace(row, problems=("recompile limit",))),
     "an error": lambda one: replace(one, error="boom\nat once"),
     "events dropped": lambda one: replace(one, dropped=1),
+    **{
+        f"{kind} that nobody could count": lambda one, kind=kind: replace(one, uncounted=(Uncounted(kind, "torch.x"),))
+        for kind in (*BUILD_WORK, *LAYERS, CHILD_WORK, "a kind of tomorrow")
+    },
 }
 
 
@@ -129,6 +143,30 @@ def test_what_is_no_work_of_a_build_leaves_a_start_warm(tmp_path: Path, capsys: 
     assert free == {"compiler_queries", "isa_probes", "new_files", "worker_kernels", "graph_captures"}
     work = Work(**dict.fromkeys(free, 2))
     assert greens(folder_of(tmp_path, first(lambda row: replace(row, work=work))), capsys) == [True] * 6
+
+
+@pytest.mark.parametrize("kind", ["native_builds", *FREE_WORK])
+def test_what_could_not_be_counted_is_named_in_every_form_and_is_never_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    name = "torch._inductor.cpp_builder.run_compile_cmd"
+    folder = folder_of(tmp_path, lambda one: replace(one, uncounted=(Uncounted(kind, name),)))
+    is_free = kind in FREE_WORK
+    assert greens(folder, capsys) == [is_free] * 6  # nothing depends on a count that no gate limits
+    words = f"not counted: {kind.replace('_', ' ')}"
+    assert main(["report", str(folder)]) == (0 if is_free else 18)
+    seen = capsys.readouterr()
+    assert words in " ".join(seen.out.split())
+    assert (f"could not be counted: native builds ({name})" in seen.err) != is_free
+    main(["report", str(folder), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    told = [row["uncounted"] for row in (*document["steps"], *document["shape_buckets"]) if row["entry"] == ENTRIES[0]]
+    assert [{"kind": kind, "name": name}] in told
+    found = report([folder])
+    (row,) = ElementTree.fromstring(report_junit(found)).iter("property")
+    assert (row.get("name"), row.get("value")) == ("not counted", f"{kind.replace('_', ' ')} ({name})")
+    for text in (report_markdown(found), render_page(report_page(found))):
+        assert f"none seen; {words}" in text and ("could not be counted" in text) != is_free
 
 
 def test_the_error_names_entry_shape_bucket_and_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
