@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cachepipe.domain.evidence import Work
 from cachepipe.importing import when_imported
 from cachepipe.runtime import backports
-from cachepipe.runtime.details import expected_graphs, tell_misses
+from cachepipe.runtime.details import expected_graphs, restored_device, tell_misses
 from cachepipe.runtime.events import say
 from cachepipe.runtime.late import LateCompile, LateWatch
 from cachepipe.runtime.recorder import Recorder
@@ -227,7 +227,7 @@ def _on_compile_start(args: Any) -> None:
 def _compare_settings(attached: Attached) -> None:
     from cachepipe.adapters.torch_settings import ambient_settings
 
-    here = ambient_settings(os.environ.get("CACHEPIPE_DEVICE") or "cpu")
+    here = ambient_settings(restored_device() or "cpu")
     attached.settings = attached.settings or here
     first = attached.settings
     attached.changed = tuple(

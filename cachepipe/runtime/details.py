@@ -56,6 +56,7 @@ def tell_misses(attached: Attached) -> None:
         lookups=[asdict(lookup) for lookup in attached.recorder.lookups],
         components=attached.recorder.components,
         entries=_entries(),
+        device=restored_device(),
         **details(attached),
     )
 
@@ -78,6 +79,13 @@ def expected_graphs() -> int:
 
     traced = (record for one in statements() for record in one.entries if record.spec.engine != AOT)
     return sum(row.graphs for record in traced for row in record.shape_buckets)
+
+
+def restored_device() -> str:
+    """Returns for which device this process restored; empty: nothing. Of both, the GPU, since what serves on it has to be fast."""
+    from cachepipe.runtime.service import statements
+
+    return max((one.device for one in statements()), default="")
 
 
 def _entries() -> list[str]:

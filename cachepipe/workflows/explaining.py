@@ -1,18 +1,18 @@
 """Answers "why was this not a hit" from files: evidence of `build` and `verify`, or a service's file of events.
 
 1 read every file; a service's JSON lines give one piece of evidence per process
-2 find what the builder had: an artifact's explain data, the builder's own evidence, or what `verify` already found
+2 find what the builder had for the same target: an artifact's explain data, its own evidence, or what `verify` already found
 3 compare, and give one explanation per cause
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cachepipe.adapters.given_file import is_folder, read_given
-from cachepipe.adapters.store import NO_CHOICE, TrustChoice, open_store
+from cachepipe.adapters.store import NO_CHOICE, Store, TrustChoice, open_store
 from cachepipe.domain.evidence import EntryEvidence, Explanation, Lookup, Work
 from cachepipe.domain.evidence_reader import EVIDENCE_BYTES, OUTCOMES, check_components
 from cachepipe.domain.explain import LATE, explain, explanation_lines
@@ -21,7 +21,7 @@ from cachepipe.domain.remedies import late_remedy
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows.carry import read_explain
 from cachepipe.workflows.evidence_files import Say, read_files, silent
-from cachepipe.workflows.fetch import resolve_ref
+from cachepipe.workflows.fetch import nothing_published, read_artifact, resolve_rows
 from cachepipe.workflows.report_details import BUILT_STEP, built_data
 
 SERVICE_STEP = "service"
@@ -64,7 +64,8 @@ def explain_files(
         say: gets a line for what is left out.
 
     Raises:
-        UsageError: a path that cannot be read, two files for one process, no evidence at all, or `ref` without a store.
+        UsageError: a path that cannot be read, two files for one process, no evidence at all, `ref` without a store, or a
+            `ref` with several targets where the evidence does not say its own.
         IntegrityError: a named file that is neither.
         MissError, StoreError: the artifact cannot be read.
     """
@@ -79,17 +80,57 @@ def explain_files(
             "no evidence files: " + ", ".join(map(str, paths)), hint="name the folder of `verify --report`"
         )
     # 2
-    built = {one.entry: built_data(one) for one in evidences if one.step == BUILT_STEP}
+    builders = [one for one in evidences if one.step == BUILT_STEP]
+    asked = [one for one in evidences if one.step in ("prove", "verify", SERVICE_STEP)] or evidences
+    targets: dict[str, Mapping[str, Json]] = {}
     if store_url is not None and ref is not None:
-        store = open_store(store_url, trust)
-        built.update(read_explain(store, resolve_ref(store, ref)))
+        targets = _targets(open_store(store_url, trust), ref, {one.device for one in asked})
     # 3
-    asked = [one for one in evidences if one.step in ("prove", "verify", SERVICE_STEP)]
-    return tuple(_answer(one, built) for one in asked or evidences)
+    return tuple(_answer(one, {**_local(one, builders), **_of_ref(one, targets, ref or "", say)}) for one in asked)
+
+
+def _targets(store: Store, ref: str, devices: Set[str]) -> dict[str, Mapping[str, Json]]:
+    """Returns device → explain data, of every target that a reference names; read are those of `devices`, which may hold ""."""
+    rows = resolve_rows(store, ref)
+    if not rows:
+        raise nothing_published(store, ref)
+    found = {row.device: row for row in rows}
+    asked = [row for row in rows if row.device in devices or "" in devices]
+    if len({row.device for row in asked}) < len(asked) or ("" in devices and len(found) > 1):
+        names = ", ".join(f"{row.artifact} ({row.device})" for row in rows)
+        raise UsageError(f"{ref} has several targets: {names}", hint="name the one that was called by its artifact id")
+    return {
+        row.device: read_explain(store, read_artifact(store, row)) if row in asked else {} for row in found.values()
+    }
+
+
+def _local(evidence: EntryEvidence, builders: Sequence[EntryEvidence]) -> dict[str, Json]:
+    """Returns what the builder's evidence among the files says of the entries of one target."""
+    mine = [one for one in builders if not evidence.device or one.device in ("", evidence.device)]
+    return {_plain(one): built_data(one) for one in mine}
+
+
+def _of_ref(
+    evidence: EntryEvidence, targets: Mapping[str, Mapping[str, Json]], ref: str, say: Say
+) -> Mapping[str, Json]:
+    """Returns the explain data of the target on which a process ran."""
+    if not targets or evidence.device in targets:
+        return targets.get(evidence.device, {})
+    if evidence.device:
+        names = ", ".join(sorted(targets))
+        say(f"not compared: {evidence.entry}: it ran on {evidence.device}, and {ref} is for {names}")
+        return {}
+    (alone,) = targets.values()
+    return alone
+
+
+def _plain(evidence: EntryEvidence) -> str:
+    """Returns the entry's id, without the device that tells targets apart in one folder."""
+    return evidence.entry.removesuffix(f" on {evidence.device}")
 
 
 def _answer(evidence: EntryEvidence, built: Mapping[str, Json]) -> Answer:
-    mine = _united(built) if evidence.step == SERVICE_STEP else built.get(evidence.entry)
+    mine = _united(built) if evidence.step == SERVICE_STEP else built.get(_plain(evidence))
     late = evidence.explanations if evidence.step == SERVICE_STEP else ()
     found = (*explain(evidence, mine or {}), *late) if late else evidence.explanations or explain(evidence, mine or {})
     hits = sum(lookup.outcome == "hit" for lookup in evidence.lookups)
@@ -176,6 +217,7 @@ class _Evidence:
     settings: Mapping[str, Json] = field(default_factory=dict)
     components: Json = field(default_factory=dict)
     entries: tuple[str, ...] = ()
+    device: str = ""
 
 
 def _service_evidence(row: Mapping[str, Json], where: str) -> EntryEvidence:
@@ -202,4 +244,5 @@ def _service_evidence(row: Mapping[str, Json], where: str) -> EntryEvidence:
         ready_s=0.0,
         settings={name: str(value) for name, value in told.settings.items()},
         components=told.components,
+        device=told.device,
     )

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from cachepipe.domain.statement import statement_bytes
 from cachepipe.domain.variables import cache_variables
 from tests.e2e.test_attach import SERVICE, ready_lines, run
-from tests.support.artifacts import entry_record, entry_spec
+from tests.support.artifacts import CPU_PARTS, CUDA_PARTS, entry_record, entry_spec, make_artifact
 from tests.support.jobs import MODELS
 from tests.support.restoring import command, environment, publish_release, run_restore
 
@@ -118,6 +121,31 @@ def test_case_m2_a_recorded_process_finds_what_plain_torch_built_and_builds_the_
         cold = run(tmp_path, body, CACHEPIPE_EXPLAIN=explains, **cache_variables(str(own)))
         assert cold.returncode == 0 and "hits=0" in ready_lines(cold)[0], cold.stderr
         assert keys(own) == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_case_a14_autocast_is_compared_for_the_device_that_was_restored(tmp_path: Path, device: str) -> None:
+    record = replace(entry_record(entry_spec(device=device)), environment={"autocast": "off", "threads": "1"})
+    parts = CUDA_PARTS if device == "cuda" else CPU_PARTS
+    statement = make_artifact(tmp_path, facts=parts, entries=(record,)).statement
+    folder = tmp_path / "restored" / ".cachepipe" / "statements"
+    folder.mkdir(parents=True)
+    (folder / "one.json").write_bytes(statement_bytes(statement))
+    body = """
+torch.set_autocast_enabled("cuda", True)
+torch.set_autocast_dtype("cuda", torch.bfloat16)
+torch.set_num_threads(1)
+serve()
+cachepipe.ready()
+"""
+    variables = {"CACHEPIPE_ROOT": str(tmp_path / "restored"), "CACHEPIPE_EVENTS": str(tmp_path / "events.jsonl")}
+    done = run(tmp_path, body, **variables)
+    assert done.returncode == 0, done.stderr
+    (evidence,) = (row for row in events(tmp_path / "events.jsonl") if row["event"] == "evidence")
+    assert (evidence["device"], evidence["uncounted"]) == (device, [])
+    wanted = [f"{record.spec.id}: autocast: built off, called bfloat16"] if device == "cuda" else []
+    told = [row["differs"] for row in events(tmp_path / "events.jsonl") if row["event"] == "setting"]
+    assert [text for text in told if "variable" not in text] == wanted
 
 
 def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_one_line(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from cachepipe.domain.index import IndexRow, timestamp
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.lock import FORMAT as LOCK_FORMAT
 from cachepipe.domain.lock import Lock, lock_bytes
+from cachepipe.domain.record import Json
 from cachepipe.domain.statement import FORMAT, Statement
 from cachepipe.domain.ulid import ulid
 from cachepipe.workflows.publish import PackedArtifact, publish
@@ -81,6 +82,7 @@ def publish_release(
     root: str | None = None,
     files: Mapping[str, bytes] | None = None,
     trust: TrustChoice = NO_CHOICE,
+    explain_data: Json = None,
     **changes: object,
 ) -> Published:
     """Publishes a small release into `<base>/store`, channel stable, with a lock file beside it.
@@ -92,6 +94,7 @@ def publish_release(
         root: where the builder compiled; default `<base>/cache/<name>`.
         files: the tree; default `tree_files`.
         trust: of the publisher; default: development keys.
+        explain_data: entry → what its misses are compared with; default: nothing.
         changes: fields of the statement in place of the usual ones.
     """
     root = root or str(base / "cache" / name)
@@ -112,7 +115,7 @@ def publish_release(
         entries=(entry_record(entry_spec()),),
         packs=packed.packs,
         table=packed.table_blob,
-        explain=write_blob(b"{}\n", work / "blobs", LIMITS.explain_raw_bytes),
+        explain=write_blob(json.dumps(explain_data or {}).encode(), work / "blobs", LIMITS.explain_raw_bytes),
         files=len(packed.table.files),
         unpacked_bytes=packed.table.unpacked_bytes,
         tuned_bytes=1_000_000,

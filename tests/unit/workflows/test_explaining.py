@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cachepipe.adapters.workdir import write_evidence
+from cachepipe.adapters.workdir import read_evidence, write_evidence
 from cachepipe.domain.evidence import EntryEvidence, Lookup, Work
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows.explaining import explain_files
+from tests.support.restoring import publish_release
 
 MISS = {
     "shape_bucket": "-",
@@ -143,3 +145,86 @@ def test_a_line_cut_by_a_kill_and_separators_inside_of_texts_cost_no_other_line(
 def test_an_artifact_to_compare_with_needs_a_store(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="without a store"):
         explain_files([events(tmp_path / "e.jsonl")], None, "mlp@stable")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """A store whose channel `demo@stable` has a target for each device, built with 2 and with 8 threads; device → artifact."""
+    base = tmp_path_factory.mktemp("both")
+    artifacts = {}
+    for number, (device, threads) in enumerate((("cpu", "2"), ("cuda", "8"))):
+        components = {"fxgraph/fbuilt": {"cpp_runtime_thread_count": [threads, threads], "x": ["1", "same"]}}
+        lookups = [{"layer": "fxgraph", "shape_bucket": "batch=1", "key": "fbuilt"}]
+        data = {"mlp/float32/default": {"components": components, "lookups": lookups, "settings": {"threads": threads}}}
+        published = publish_release(base, number=number, device=device, explain_data=data)
+        artifacts[device] = published.row.artifact
+    return published.store.url, artifacts
+
+
+def verified(folder: Path, *devices: str) -> Path:
+    """Writes what `verify --report` leaves of one entry on each device: a miss with 7 threads."""
+    for device in devices:
+        here = {"fxgraph/fhere": {"cpp_runtime_thread_count": ["7", "7"], "x": ["1", "same"]}}
+        miss = Lookup("batch=1", "0/0", "fxgraph", "miss", "fhere")
+        one = EntryEvidence(
+            *("mlp/float32/default", "verify", "2.13.0", (), (miss,), Work(), (), 0.0, 0.0, 0.0, {"threads": "7"}),
+            components=here,
+            device=device,
+        )
+        write_evidence(folder, one)
+    return folder
+
+
+BUILT = {"cpu": "threads: 2 → 7", "cuda": "threads: 8 → 7"}
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cpu",), ("cuda",)])
+def test_each_target_in_a_folder_is_compared_with_its_own_artifact(
+    both: tuple[str, dict[str, str]], tmp_path: Path, devices: tuple[str, ...]
+) -> None:
+    answers = explain_files([verified(tmp_path, *devices)], both[0], "demo@stable")
+    assert all(answer.is_compared and "name the builder's evidence" not in answer.lines()[0] for answer in answers)
+    found = {answer.entry: [one.cause for one in answer.explanations] for answer in answers}
+    shown = [f"mlp/float32/default on {device}" if len(devices) > 1 else "mlp/float32/default" for device in devices]
+    assert found == {name: [BUILT[device]] for name, device in zip(shown, devices, strict=True)}
+
+
+def test_evidence_is_never_compared_with_the_artifact_of_another_device(
+    both: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    ref = both[1]["cuda"]
+    answers = explain_files([verified(tmp_path, "cpu", "cuda")], both[0], ref, say=said.append)
+    assert [answer.is_compared for answer in answers] == [False, True]
+    assert [one.cause for one in answers[1].explanations] == [BUILT["cuda"]]
+    assert said == [f"not compared: mlp/float32/default on cpu: it ran on cpu, and {ref} is for cuda"]
+
+
+def test_a_service_is_compared_with_the_target_that_it_restored(
+    both: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    here = {"fxgraph/fhere": {"cpp_runtime_thread_count": ["7", "7"], "x": ["1", "same"]}}
+    for device, cause in BUILT.items():
+        path = events(tmp_path / f"{device}.jsonl", components=here, device=device)
+        (answer,) = explain_files([path], both[0], "demo@stable")
+        assert [one.cause for one in answer.explanations] == [cause]
+    silent = events(tmp_path / "earlier.jsonl", components=here)  # of a release that did not write it
+    with pytest.raises(UsageError, match="has several targets: ") as caught:
+        explain_files([silent], both[0], "demo@stable")
+    assert both[1]["cpu"] in str(caught.value) and "artifact id" in caught.value.hint
+    (answer,) = explain_files([silent], both[0], both[1]["cuda"])
+    assert [one.cause for one in answer.explanations] == [BUILT["cuda"]]
+
+
+def test_two_builders_in_one_folder_each_answer_for_their_own_target(tmp_path: Path) -> None:
+    folder = verified(tmp_path, "cpu", "cuda")
+    for device, threads in (("cpu", "2"), ("cuda", "8")):
+        one = read_evidence(built(tmp_path / device))
+        assert one is not None
+        components = {"fxgraph/fbuilt": {"cpp_runtime_thread_count": [threads, threads], "x": ["1", "same"]}}
+        write_evidence(folder, replace(one, device=device, components=components))
+    answers = explain_files([folder])
+    assert [[one.cause for one in answer.explanations if one.layer == "fxgraph"] for answer in answers] == [
+        [BUILT["cpu"]],
+        [BUILT["cuda"]],
+    ]
