@@ -17,11 +17,12 @@ import pytest
 
 from cachepipe.adapters import gpu_watch
 from cachepipe.adapters.local_store import LocalStore
+from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.mounts import mount_of
 from cachepipe.adapters.store import TrustChoice
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import DEFECTS, defects_of
-from cachepipe.domain.fingerprint import Part
+from cachepipe.domain.fingerprint import SEVERAL, UNKNOWN, Fingerprint, Part
 from cachepipe.domain.index import parse_timestamp
 from cachepipe.domain.layout import index_key, statement_key
 from cachepipe.domain.policy import Key
@@ -420,3 +421,91 @@ def test_the_command_exits_with_18_and_prints_one_document(tmp_path: Path) -> No
     document = json.loads(done.stdout)
     assert done.returncode == 18 and document["healthy"] is False
     assert any(check["name"] == "TORCH_COMPILE_DEBUG" and check["verdict"] == FAIL for check in document["checks"])
+
+
+def test_the_fingerprint_is_told_part_by_part_as_a_builder_here_would_sign_it(tmp_path: Path) -> None:
+    checks = [check for check in examine(tmp_path).checks if check.section == "machine"]
+    machine = machine_fingerprint(["cpu", "cuda"])
+    (whole,) = found(checks, "fingerprint")
+    assert (whole.value, whole.verdict) == (machine.digest[:16], OK)
+    told = {check.name: check.value for check in checks}
+    shown = [part for part in machine.parts if part.name not in ("cpu_flags", "compiler")]
+    assert {part.name: told.get(part.name) for part in shown} == {part.name: part.value for part in shown}
+    assert {"torch", "python", "platform", "machine", "libc", "venv", "threads"} <= set(told)
+    flags = machine.get("cpu_flags") or ""
+    assert told["cpu_flags"] == f"{len(flags.split())} flags that native code may use" and len(flags.split()) > 10
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict", "advice"),
+    [
+        (f"NVIDIA A100, NVIDIA H200{SEVERAL}", FAIL, "CUDA_VISIBLE_DEVICES"),
+        (UNKNOWN, WARN, "NVML"),
+        ("NVIDIA H200", OK, ""),
+    ],
+)
+def test_a_part_that_no_artifact_can_match_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, value: str, verdict: str, advice: str
+) -> None:
+    known = Fingerprint((Part("torch", "2.13.0"), Part("gpu", value)))
+    monkeypatch.setattr(module, "machine_fingerprint", lambda devices: known)
+    rows = module._fingerprint()
+    assert [(row.name, row.verdict) for row in rows] == [("fingerprint", OK), ("torch", OK), ("gpu", verdict)]
+    assert advice in rows[-1].advice and rows[0].value == known.digest[:16]
+
+
+def compiler(folder: Path, name: str, words: str, status: int = 0) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{words}'\nexit {status}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_compiler_that_torch_would_run_is_told_by_its_version(tmp_path: Path) -> None:
+    compiler(tmp_path, "g++", "g++ (test) 99.1\nmore")
+    other = compiler(tmp_path, "clang++-9", "clang version 9")
+    for environment in ({}, {"CXX": str(other)}):  # CXX decides nothing, in builders and services alike
+        (row,) = module._compiler({"PATH": f"{tmp_path}:/bin", **environment})
+        assert (row.value, row.verdict, row.advice) == ("g++ (test) 99.1", OK, "")
+
+
+@pytest.mark.parametrize("case", ["absent", "broken", "another that CXX names"])
+def test_without_a_compiler_the_page_says_what_still_works(tmp_path: Path, case: str) -> None:
+    environment = {"PATH": str(tmp_path)}
+    if case == "broken":
+        compiler(tmp_path, "g++", "cannot run", status=1)
+    elif case == "another that CXX names":
+        environment["CXX"] = str(compiler(tmp_path, "clang++-9", "clang version 9"))
+    (row,) = found(examine(tmp_path, environment).checks, "compiler")
+    assert (row.value, row.verdict) == ("none on PATH", NOTE)
+    assert "only hits needs none" in row.advice and "runs eager" in row.advice
+
+
+FACTS = {
+    "fingerprint": ("machine", "fingerprint"),
+    "compiler present or not": ("machine", "compiler"),
+    "GPU state, or that no GPU is visible": ("machine", "NVML"),
+    "cache directories really used": ("folders", "TORCHINDUCTOR_CACHE_DIR"),
+    "mounts": ("folders", "cache root"),
+    "where restores go": ("folders", "restores go to"),
+    "store reachable": ("store", "{store}"),
+    "with which rights": ("store", "rights"),
+    "conditions honoured": ("store", "conditions"),
+    "expiry": ("store", "demo@stable:1"),
+    "trust policy": ("trust", "policy"),
+    "quarantines": ("quarantine", "starts"),
+    "which back-ports apply": ("torch", "back-ports"),
+    "attach": ("torch", "attach"),
+}
+
+
+def test_one_page_has_every_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "visible_gpus", lambda environment: None)
+    published = publish_release(tmp_path)
+    checks = examine(tmp_path, store=published.store.url, probes_store=True).checks
+    told = {(check.section, check.name) for check in checks}
+    wanted = {(section, name.format(store=published.store.url)) for section, name in FACTS.values()}
+    assert wanted <= told, wanted - told
+    assert {("torch", defect.reference) for defect in DEFECTS} & told, "known defects of this torch"
+    (conditions,) = found(checks, "conditions")
+    assert (conditions.value, conditions.verdict) == ("write, and a second creation is refused", OK)
