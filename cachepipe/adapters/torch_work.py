@@ -39,6 +39,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
 lookups; empty: nothing. A test fails when one goes away."""
 
 
+_NAME_CHARS = 256
 WORKER_COMPILE = "_worker_compile_triton"
 """Of torch._inductor.runtime.compile_tasks: what a compile worker is told to do for a Triton kernel."""
 
@@ -50,7 +51,7 @@ class WorkSink(Protocol):
         """One unit of work was done; `what` names the kernel or object."""
 
     def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
-        """One lookup in the layer `native` or `tuning` ended."""
+        """One lookup in the layer `native`, `tuning` or `triton` ended."""
 
 
 class WorkCounter:
@@ -106,8 +107,10 @@ class WorkCounter:
         before = compilation.listener
 
         def listener(**facts: Any) -> None:
-            if not facts.get("cache_hit"):
-                self._sink.on_work("triton_compiles", str(getattr(facts.get("src"), "name", "")))
+            is_hit, name = bool(facts.get("cache_hit")), str(getattr(facts.get("src"), "name", ""))
+            self._sink.on_layer_lookup("triton", is_hit, name[:_NAME_CHARS])
+            if not is_hit:
+                self._sink.on_work("triton_compiles", name)
             if before is not None:
                 before(**facts)
 

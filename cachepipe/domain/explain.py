@@ -64,10 +64,14 @@ def explain(evidence: EntryEvidence, built: Json) -> tuple[Explanation, ...]:
         (one.shape_bucket, one.graph): one for one in misses if one.layer == "aotautograd" and one.outcome == "miss"
     }
     inner = {(one.shape_bucket, one.graph): one.outcome for one in evidence.lookups if one.layer == "fxgraph"}
+    compiled = {graph[0] for graph in {*outer, *inner} if inner.get(graph, "miss") != "hit"}
     for lookup in sorted(misses, key=lambda lookup: lookup.layer):  # the outer layer first
         graph = (lookup.shape_bucket, lookup.graph)
-        if lookup.layer in _LAYER_FIXES and inner.get(graph, "miss" if graph in outer else "hit") != "hit":
-            continue  # what a graph that missed builds and tunes needs no reason of its own
+        is_compiled = (
+            inner.get(graph, "miss" if graph in outer else "hit") != "hit" if lookup.graph else graph[0] in compiled
+        )
+        if lookup.layer in _LAYER_FIXES and is_compiled:
+            continue  # what a graph that missed builds and tunes, also at its first call, needs no reason of its own
         for cause in _causes(lookup, outer.get(graph), evidence, built):
             place = (*graph, cause.cause)
             one = Explanation(lookup.shape_bucket, lookup.graph, lookup.layer, *cause)

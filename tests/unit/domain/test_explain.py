@@ -90,6 +90,17 @@ def test_what_a_missed_graph_tunes_and_builds_needs_no_reason_of_its_own() -> No
     assert {one.layer for one in explain(found, BUILT)} == {"aotautograd", "tuning", "native"}
 
 
+def test_a_kernel_that_triton_compiled_is_a_miss_of_its_own_layer_unless_its_graph_was_compiled_too() -> None:
+    kernel = Lookup(
+        "batch=1", "", "triton", "miss", "triton_mm_4"
+    )  # at the first call, when no graph is compiled any more
+    hit = Lookup("batch=1", "0/0", "fxgraph", "hit", "fbuilt")
+    (one,) = explain(replace(evidence("hit", ""), lookups=(hit, kernel)), BUILT)
+    assert (one.layer, one.cause) == ("triton", "triton lookup of triton_mm_4") and "not in the artifact" in one.fix
+    missed = replace(evidence("hit", ""), lookups=(replace(hit, outcome="miss", key="fother"), kernel))
+    assert {one.layer for one in explain(missed, BUILT)} == {"fxgraph"}
+
+
 def test_a_refusal_carries_torchs_reason_and_the_known_way_out() -> None:
     reason = "Cannot cache a graph with freezing enabled"
     (one,) = explain(evidence("bypass", "", reason=reason), BUILT)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachepipe.adapters.torch_trace import TRACE_LOGGER
-from cachepipe.domain.evidence import Uncounted, Work
+from cachepipe.domain.evidence import Lookup, Uncounted, Work
 from cachepipe.runtime import recorder as module
 from cachepipe.runtime.childwork import VARIABLE, ChildSink
 from cachepipe.runtime.recorder import NO_CHILDREN, Recorder, phases_of
@@ -205,6 +205,29 @@ def test_a_triton_without_its_listener_leaves_its_compiles_uncounted(monkeypatch
     made.start()
     made.stop()
     assert made.uncounted == (Uncounted("triton_compiles", "triton.knobs.compilation.listener"),)
+
+
+def test_every_kernel_that_triton_looks_for_is_a_lookup_and_a_compile_is_counted_work_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[str] = []
+    compilation = types.SimpleNamespace(listener=lambda **facts: heard.append(facts["src"].name))
+    knobs = types.ModuleType("triton.knobs")
+    knobs.compilation = compilation  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    users, made = compilation.listener, Recorder()
+    made.start()
+    with made.shape_bucket("batch=8"):
+        for name, is_hit in (("triton_poi_0", True), ("triton_mm_4", False)):
+            src = types.SimpleNamespace(name=name)
+            compilation.listener(src=src, metadata={}, metadata_group={}, times=None, cache_hit=is_hit)
+    made.stop()
+    assert made.lookups == [
+        Lookup("batch=8", "", "triton", "hit", "triton_poi_0"),
+        Lookup("batch=8", "", "triton", "miss", "triton_mm_4"),
+    ]
+    assert made.work() == Work(triton_compiles=1) and made.work_items()[0].what == "triton_mm_4"
+    assert heard == ["triton_poi_0", "triton_mm_4"] and compilation.listener is users
 
 
 @pytest.mark.parametrize("call", ["memfd_create", "access"])
