@@ -3,7 +3,7 @@
 A handler on logger `torch.__trace` never changes a cache key. The AOT component lines exist only while logger
 `torch._functorch._aot_autograd.autograd_cache` is at DEBUG; its output is kept from the user's handlers.
 
-Source: torch/_logging/_internal.py (`trace_structured`), _functorch/_aot_autograd/autograd_cache.py,
+Source: torch/_logging/_internal.py (`trace_structured`, `LazyTraceHandler`), _functorch/_aot_autograd/autograd_cache.py,
 _inductor/compile_fx.py, _dynamo/utils.py (`dynamo_timed`); checked against torch 2.13.0.
 """
 
@@ -89,7 +89,10 @@ class TraceHandler(logging.Handler):
         off every logger that it does not name, and some services empty the handlers of all."""
         logger = logging.getLogger(TRACE_LOGGER)
         logger.disabled = False
-        logger.addHandler(self)  # once: a handler that is there is not added again
+        if self not in logger.handlers:
+            logger.addHandler(self)
+            # the first: torch's own handler removes itself at its first event, by which the one behind it loses that event
+            logger.handlers.insert(0, logger.handlers.pop())
 
     def install(self) -> None:
         self.hear()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.torch_trace import TRACE_LOGGER
+from cachepipe.adapters.torch_trace import COMPONENT_LOGGERS, TRACE_LOGGER
 from cachepipe.domain.evidence import Lookup, Uncounted, Work
 from cachepipe.runtime import recorder as module
 from cachepipe.runtime.childwork import VARIABLE, ChildSink
@@ -252,5 +252,78 @@ def test_a_full_log_of_children_is_told_once_as_dropped(monkeypatch: pytest.Monk
     for _ in range(10):
         sink.on_work("benchmarks", "k" * 10)
     assert made.work().benchmarks == 3 and made.work().benchmarks == 3 and made.dropped == 1
+    assert [(item.process, item.count) for item in made.work_items()] == [("child", 3)]
     made.stop()
     assert made.dropped == 1
+
+
+def test_a_graph_break_is_kept_with_torchs_words_for_its_shape_bucket(recorder: Recorder) -> None:
+    with recorder.shape_bucket("batch=1"):
+        trace("Graph break in user code at /srv/m.py:7", artifact={"name": "dynamo_graph_break_reason"})
+    assert recorder.logs["batch=1"].graph_breaks == ["Graph break in user code at /srv/m.py:7"]
+
+
+def test_the_first_event_of_a_process_is_not_lost_to_a_handler_that_takes_itself_out() -> None:
+    class Lazy(logging.Handler):
+        """As torch's own: without TORCH_TRACE it is there until the first event."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            logger.removeHandler(self)
+
+    logger = logging.getLogger(TRACE_LOGGER)
+    logger.setLevel(logging.DEBUG)
+    lazy, made = Lazy(), Recorder()
+    logger.addHandler(lazy)
+    made._trace.install()
+    try:
+        trace({"key": "k"}, artifact={"name": "fx_graph_cache_hit"})
+    finally:
+        made._trace.uninstall()
+        logger.removeHandler(lazy)
+    assert made.count("hit") == 1
+
+
+def test_work_within_work_is_counted_once_and_work_that_fails_leaves_no_trace_in_the_next() -> None:
+    made = Recorder()
+
+    def benchmark(depth: int) -> None:
+        if depth:
+            counted(depth - 1)
+        raise ValueError
+
+    counted = made._counter._wrap_counted(benchmark, "benchmarks")
+    for number in (1, 2):
+        with pytest.raises(ValueError):
+            counted(2)
+        assert made.work().benchmarks == number
+
+
+def test_an_object_that_is_loaded_is_a_hit_and_one_that_was_built_here_a_miss() -> None:
+    made = Recorder()
+    made._counter._wrap_build(lambda cmd_line, cwd: None)("g++ a.cpp -o /cache/cb/built.so", "/")
+    load = made._counter._wrap_load(lambda cls, path, key: path)
+    assert [load(None, f"/cache/cb/{name}.so", name) for name in ("found", "built")] != []
+    assert [(one.layer, one.outcome, one.key) for one in made.lookups] == [
+        ("native", "hit", "found"),
+        ("native", "miss", "built"),
+    ]
+    assert made.work() == Work(native_builds=1) and made.work_items()[0].what == "built.so"
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_after_the_end_torchs_loggers_are_as_they_were(propagates: bool) -> None:
+    loggers = [logging.getLogger(name) for name in (TRACE_LOGGER, *COMPONENT_LOGGERS)]
+    inner = loggers[1]
+    inner.setLevel(logging.WARNING)
+    inner.propagate = propagates
+    before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
+    made = Recorder(with_components=True)
+    try:
+        made.start()
+        assert made._trace in loggers[0].handlers and inner.isEnabledFor(logging.DEBUG) and not inner.propagate
+        made.stop()
+        assert [(one.level, one.propagate, list(one.handlers)) for one in loggers] == before
+    finally:
+        made.stop()
+        inner.propagate = True
+        inner.setLevel(logging.NOTSET)
