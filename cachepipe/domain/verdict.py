@@ -23,6 +23,8 @@ BUILD_WORK = (
 """Fields of `Work` that are 0 on a warm start. Version queries, and what no cache can hold (CUDA graphs), are none of a build."""
 FREE_WORK = ("worker_kernels", "graph_captures")
 """Kinds of `Uncounted` on which nothing depends: no gate limits them."""
+OURS = "cachepipe: "
+"""Begins a line that cachepipe says inside of a tool that torch runs."""
 WARM, NOT_WARM, NOT_PROVED = "warm: every lookup hit", "not warm", "not proved: not restored yet"
 
 
@@ -74,7 +76,9 @@ def verdict_of(entries: Mapping[str, Mapping[str, EntryEvidence]], violations: S
     faults: list[Fault] = []
     for entry, steps in entries.items():
         faults += [
-            Fault(entry, "", step, f"{step} stopped: {one.error.strip()}") for step, one in steps.items() if one.error
+            Fault(entry, "", step, f"{step} stopped: {error_words(one.error)}")
+            for step, one in steps.items()
+            if one.error
         ]
         proofs = [steps[step] for step in PROOF_STEPS if step in steps]
         if not proofs:
@@ -127,6 +131,12 @@ def _bucket_faults(row: BucketEvidence, has_lookups: bool) -> list[str]:
     if row.graphs and not has_lookups:
         found.append(f"{row.graphs} graphs were traced, and nothing was looked up")
     return found
+
+
+def error_words(error: str) -> str:
+    """Returns an error in the words that help: torch quotes whole command lines of a compiler around what cachepipe says there."""
+    ours = next((line for line in error.splitlines() if line.startswith(OURS)), "")
+    return f"{error.partition(':')[0]}: {ours.removeprefix(OURS)}" if ours else error.strip()
 
 
 def work_faults(work: Work) -> list[str]:

@@ -17,7 +17,7 @@ from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Uncounted, 
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief
 from cachepipe.domain.record import Json, to_json
-from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, verdict_of
+from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, error_words, verdict_of
 from cachepipe.errors import UsageError
 from cachepipe.workflows.evidence_files import Say, read_files, silent
 from cachepipe.workflows.report_details import Details, details_of
@@ -236,6 +236,11 @@ def work_text(work: Work, uncounted: Sequence[Uncounted] = ()) -> str:
     return f"{known}; not counted: {', '.join(kinds)}" if kinds else known
 
 
+def process_work(row: StepRow) -> str:
+    """Returns `work_text` of one process; an eager one compiles nothing, and nothing is counted in it."""
+    return "–" if row.step == "eager" else work_text(row.work, row.uncounted)
+
+
 def hits_text(hits: Mapping[str, str]) -> str:
     """Returns `aotautograd 1/1 · fxgraph 1/1`."""
     return " · ".join(f"{layer} {count}" for layer, count in sorted(hits.items())) or "–"
@@ -305,8 +310,8 @@ def step_cells(found: Report) -> list[tuple[object, ...]]:
             row.import_s,
             row.build_s,
             row.ready_s,
-            work_text(row.work, row.uncounted),
-            brief(row.error),
+            process_work(row),
+            brief(error_words(row.error)),
         )
         for row in found.steps
     ]

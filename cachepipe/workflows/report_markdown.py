@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief, one_line
-from cachepipe.domain.verdict import PROOF_STEPS
-from cachepipe.workflows.report import Report, hits_text, work_text
+from cachepipe.domain.verdict import PROOF_STEPS, error_words
+from cachepipe.workflows.report import Report, hits_text, process_work, work_text
 from cachepipe.workflows.report_compare import compare
 from cachepipe.workflows.report_page import report_page
 
@@ -137,8 +137,8 @@ def _processes(found: Report) -> list[str]:
             row.step,
             row.hit_rate if row.step in PROOF_STEPS else None,
             row.ready_s,
-            work_text(row.work, row.uncounted),
-            brief(row.error),
+            process_work(row),
+            brief(error_words(row.error)),
         )
         for row in found.steps
     )

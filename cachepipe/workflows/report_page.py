@@ -10,8 +10,8 @@ from cachepipe import __version__
 from cachepipe.domain.evidence import LAYERS
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief
-from cachepipe.domain.verdict import PROOF_STEPS, work_faults
-from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, work_text
+from cachepipe.domain.verdict import PROOF_STEPS, error_words, work_faults
+from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, process_work
 from cachepipe.workflows.report_compare import Comparison, compare
 from cachepipe.workflows.report_details import CompileRow, TunedRow
 
@@ -31,7 +31,7 @@ def report_page(found: Report, against: Report | None = None, against_title: str
         against_title: what it is called.
     """
     details = found.details
-    is_one_entry = len({row.entry for row in found.shape_buckets}) == 1  # whose name need not stand in every row
+    is_one_entry = len({row.entry for row in found.steps}) == 1  # whose name need not stand in every row
     return {
         **_head(found),
         "has_entries": not is_one_entry,
@@ -64,7 +64,7 @@ def report_page(found: Report, against: Report | None = None, against_title: str
 
 def _head(found: Report) -> Page:
     names = sorted({str(one.get("release", "")) for one in found.summaries} - {""})
-    entries = list(dict.fromkeys(row.entry for row in found.shape_buckets))
+    entries = list(dict.fromkeys(row.entry for row in found.steps))
     artifacts = sorted({str(one.get("artifact", "")) for one in found.summaries} - {""})
     subtitle = [*artifacts, f"torch {found.details.torch_version}" if found.details.torch_version else ""]
     return {
@@ -190,6 +190,10 @@ def _layers(found: Report) -> list[str]:
     return [layer for layer in LAYERS if layer in seen]
 
 
+def _place(layer: str) -> int:
+    return LAYERS.index(layer) if layer in LAYERS else len(LAYERS)
+
+
 def _order(row: StepRow) -> tuple[str, int]:
     return row.entry, STEPS.index(row.step) if row.step in STEPS else len(STEPS)
 
@@ -206,9 +210,9 @@ def _process(row: StepRow, layers: list[str]) -> Page:
         "entry": row.entry,
         "step": row.step,
         "layers": cells,
-        "work": " · ".join(filter(None, (work_text(row.work, row.uncounted), brief(row.error)))),
+        "work": " · ".join(filter(None, (process_work(row), brief(error_words(row.error))))),
         "build_s": row.build_s,
-        "ready_s": row.ready_s,
+        "ready_s": row.ready_s or None,  # it stopped before
         "miss": int(bool(row.error) or (is_restored and (bool(work_faults(row.work)) or row.hit_rate != 1.0))),
         "text": f"{row.entry} {row.step} {row.error}",
     }
@@ -266,9 +270,9 @@ def _compile(row: CompileRow) -> Page:
         "backend_s": phases.lookup_s + phases.load_s + phases.tune_s + phases.compile_s,
         "layers": [
             {"words": f"{layer} {outcome}", "tone": "good" if outcome == "hit" else "bad"}
-            for layer, outcome in row.layers.items()
+            for layer, outcome in sorted(row.layers.items(), key=lambda item: _place(item[0]))
         ],
-        "reason": one.failure or reason.partition("\n")[0],
+        "reason": brief(error_words(one.failure) or reason.partition("\n")[0]),
         "miss": int(any(outcome != "hit" for outcome in row.layers.values())),
         "text": f"{row.entry} {one.graph} {one.shape_bucket} {one.place} {reason}",
     }

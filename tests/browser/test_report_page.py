@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from cachepipe.adapters.html_page import render_page
+from cachepipe.adapters.workdir import write_evidence
 from cachepipe.workflows.report import report
 from cachepipe.workflows.report_page import report_page
-from tests.support.evidence_files import ATTACK, write_release
+from tests.support.evidence_files import ATTACK, ENTRIES, WARM, evidence, write_release
 from tests.support.release import REPOSITORY
 
 SHOTS = REPOSITORY / "ci" / "results"
@@ -154,6 +156,28 @@ def test_it_can_be_read_at_every_width_and_in_both_schemes(opened: webdriver.Chr
     ground = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(int(part) for part in ground[4:-1].split(",")) < 200) == (scheme == "dark")
     keep(opened, f"report-{width}-{scheme}.png")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_process_that_stopped_with_pages_of_an_error_leaves_the_page_readable(
+    browser: webdriver.Chrome, tmp_path: Path, width: int
+) -> None:
+    command = f"g++ /cache/{'a' * 150}.cpp {'-DSOMETHING_OR_OTHER ' * 80}"
+    error = f"InductorError: CppCompileError: C++ compile error\n\nCommand:\n{command}\n\nOutput:\ncachepipe: there is no compiler: {command}"
+    whole = evidence(ENTRIES[0], "verify", WARM, 0)
+    (first, *_) = whole.graphs
+    stopped = replace(whole, error=error, graphs=(replace(first, failure=error),), shape_buckets=(), ready_s=0.0)
+    write_evidence(tmp_path, stopped)
+    path = tmp_path / "report.html"
+    path.write_text(render_page(report_page(report([tmp_path]))), encoding="utf-8")
+    show(browser, width)
+    browser.get(path.as_uri())
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "verify stopped: InductorError: there is no compiler: g++" in text and "1 entry · 0 shape buckets" in text
+    assert "No shape bucket was called." in text and "Command:" not in text
+    wide = "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    assert browser.execute_script(wide) == 0
+    assert browser.execute_script("return document.scrollingElement.scrollWidth") <= width
 
 
 def keep(browser: webdriver.Chrome, name: str) -> None:

@@ -24,7 +24,7 @@ from cachepipe.domain.evidence import (
     Work,
     WorkItem,
 )
-from cachepipe.domain.verdict import BUILD_WORK, FREE_WORK
+from cachepipe.domain.verdict import BUILD_WORK, FREE_WORK, error_words
 from cachepipe.workflows.report import report
 from cachepipe.workflows.report_junit import report_junit
 from cachepipe.workflows.report_markdown import report_markdown
@@ -167,6 +167,20 @@ def test_what_could_not_be_counted_is_named_in_every_form_and_is_never_none(
     assert (row.get("name"), row.get("value")) == ("not counted", f"{kind.replace('_', ' ')} ({name})")
     for text in (report_markdown(found), render_page(report_page(found))):
         assert f"none seen; {words}" in text and ("could not be counted" in text) != is_free
+
+
+def test_an_error_of_torch_is_told_in_the_words_that_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = "there is no C++ compiler in this image"
+    error = f"InductorError: CppCompileError: C++ compile error\nCommand:\n{'-D X ' * 400}\nOutput:\ncachepipe: {ours}\nmore"
+    assert error_words(error) == f"InductorError: {ours}" and error_words(" boom\nat once ") == "boom\nat once"
+    assert main(["report", str(folder_of(tmp_path, lambda one: replace(one, error=error)))]) == 18
+    seen = capsys.readouterr()
+    assert f"error: {ENTRIES[0]}: verify stopped: InductorError: {ours}\n" in seen.err
+    assert "-D X" not in seen.out + seen.err and ours in " ".join(seen.out.split())
+    folder = folder_of(tmp_path / "long", lambda one: replace(one, error="E: " + "x" * 5000))
+    assert main(["report", str(folder)]) == 18
+    assert max(map(len, capsys.readouterr().err.splitlines())) < 400
+    assert "x" * 5000 in report_junit(report([folder])).decode()  # the document has all
 
 
 def test_the_error_names_entry_shape_bucket_and_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
