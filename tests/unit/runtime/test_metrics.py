@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from cachepipe.domain.evidence import Uncounted
 from cachepipe.errors import UsageError
 from cachepipe.runtime import attach as attaching
 from cachepipe.runtime import metrics
 from cachepipe.runtime.attach import Attached
+from cachepipe.runtime.details import details
 from cachepipe.runtime.late import LateCompile
 from cachepipe.runtime.recorder import Recorder
 from tests.support.release import REPOSITORY
@@ -63,6 +65,14 @@ def test_counts_are_those_of_the_recorder(attached: Attached) -> None:
     ):
         assert line in text.splitlines(), text
     assert 'outcome="cold"' in text
+
+
+def test_what_is_not_counted_is_told_by_the_ready_line_the_report_and_the_metrics(attached: Attached) -> None:
+    assert "uncounted" not in attaching.summary(attached) and "cachepipe_uncounted 0.0" in scraped()
+    attached.recorder._counter.missing.append(Uncounted("native_builds", "torch.gone"))
+    assert attaching.summary(attached)["uncounted"] == "native_builds"
+    assert details(attached)["uncounted"] == [{"kind": "native_builds", "name": "torch.gone"}]
+    assert "cachepipe_uncounted 1.0" in scraped()
 
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
