@@ -36,6 +36,9 @@ def report_markdown(found: Report, against: Report | None = None) -> str:
     lines += _folded("Processes", _processes(found))
     lines += _folded("Tuned kernels", _tuned(found))
     lines += [f"- {_text(text)}" for text in found.details.graph_breaks[:MAX_ROWS]]
+    lines += [
+        f"- not covered: {_text(f'{row.file.path} ({row.file.owner})')}" for row in found.details.outside[:MAX_ROWS]
+    ]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 

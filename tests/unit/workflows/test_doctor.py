@@ -20,6 +20,7 @@ from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.machine import machine_fingerprint
 from cachepipe.adapters.mounts import mount_of
 from cachepipe.adapters.store import TrustChoice
+from cachepipe.cli.main import main
 from cachepipe.domain.checkup import FAIL, NOTE, OK, WARN, Check, Checkup
 from cachepipe.domain.defects import DEFECTS, defects_of
 from cachepipe.domain.fingerprint import SEVERAL, UNKNOWN, Fingerprint, Part
@@ -421,6 +422,23 @@ def test_the_command_exits_with_18_and_prints_one_document(tmp_path: Path) -> No
     document = json.loads(done.stdout)
     assert done.returncode == 18 and document["healthy"] is False
     assert any(check["name"] == "TORCH_COMPILE_DEBUG" and check["verdict"] == FAIL for check in document["checks"])
+
+
+def test_a_healthy_machine_is_exit_0_with_the_same_facts_in_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    words = ["doctor", "--cache-root", str(tmp_path / "cache")]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    assert "verdict: ok" in page
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["healthy"] is True
+    missing = [check["name"] for check in document["checks"] if check["name"].split()[0] not in page]
+    assert missing == [] and {check["verdict"] for check in document["checks"]} <= {OK, NOTE, WARN}
 
 
 def test_the_fingerprint_is_told_part_by_part_as_a_builder_here_would_sign_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cachepipe.adapters.html_page import render_page
+from cachepipe.cli.main import main
 from cachepipe.cli.report import write_junit
 from cachepipe.errors import UsageError
 from cachepipe.workflows.explaining import explain_files
@@ -88,7 +89,28 @@ def test_markdown_says_verdict_causes_and_fixes_and_evidence_cannot_leave_its_ce
     widths = {line.replace(r"\|", "").count("|") for line in tables if line.startswith("| bert-base")}
     assert widths <= {10, 7}  # calls and processes, each with all its cells
     assert "misses now: " in text and "+510 %" in text
+    assert "- not covered: /home/app/.nv/ComputeCache/7/c/9f2e (the CUDA driver" in text
     assert report_markdown(whole).startswith("## ✅ text-encoder: warm: every lookup hit")
+
+
+def test_one_command_writes_every_form_and_a_second_one_appends_to_the_step_summary_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, before = write_release(tmp_path / "now"), write_release(tmp_path / "before", has_misses=False)
+    page, junit, summary = (tmp_path / name for name in ("out/report.html", "out/gates.xml", "summary.md"))
+    summary.write_text("# what an earlier step of the job wrote\n")
+    words = ["--html", str(page), "--junit", str(junit), "--markdown", str(summary), "--against", str(before)]
+    for times in (1, 2):
+        assert main(["report", str(now), *words]) == 18
+        text = capsys.readouterr().out
+        assert "verdict: not warm" in text and "against" in text and "misses now: " in text
+        assert "not covered: /home/app/.nv/ComputeCache/7/c/9f2e" in text and "attribute renamed: encoder → enc" in text
+        assert summary.read_text().startswith("# what an earlier step")
+        assert summary.read_text().count("## ❌ text-encoder: not warm") == times
+        assert ElementTree.parse(junit).getroot().get("failures") == "2"
+        assert page.read_text().count("<!doctype html>") == 1 and "Compared with" in page.read_text()
+    assert main(["report", str(before), "--junit", str(junit), "--json"]) == 0
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
 
 
 def test_two_releases_are_compared_by_shape_bucket_hits_and_size(missed: Report, whole: Report) -> None:
