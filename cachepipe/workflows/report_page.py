@@ -31,7 +31,9 @@ def report_page(found: Report, against: Report | None = None, against_title: str
         against_title: what it is called.
     """
     details = found.details
-    is_one_entry = len({row.entry for row in found.steps}) == 1  # whose name need not stand in every row
+    is_one_entry = (
+        len({row.entry for one in (found, against) if one for row in one.steps}) == 1
+    )  # whose name need not stand in every row
     return {
         **_head(found),
         "has_entries": not is_one_entry,

@@ -129,6 +129,7 @@ def test_entries_that_came_or_went_are_no_change_of_speed(whole: Report, tmp_pat
     one = report([tmp_path / "one"])
     assert {row.verdict for row in compare(one, whole).shape_buckets if row.entry == ENTRIES[1]} == {"new"}
     assert {row.verdict for row in compare(whole, one).shape_buckets if row.entry == ENTRIES[1]} == {"gone"}
+    assert report_page(one)["has_entries"] is False and report_page(one, whole)["has_entries"] is True
 
 
 def test_case_m1_e6_h7_the_json_document_has_phases_per_call_and_layers_per_compile(missed: Report) -> None:
