@@ -184,7 +184,8 @@ class Recorder:
         for kind, what in self._children.take():
             with self._lock:
                 self._add_work(kind, what, "child")
-        self.dropped += self._children.is_full and not was_full
+        with self._lock:
+            self.dropped += self._children.is_full and not was_full
 
     def on_work(self, field: str, what: str) -> None:
         with self._lock:
