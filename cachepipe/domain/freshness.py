@@ -59,12 +59,3 @@ def expiry(index: Index, policy: Policy) -> datetime:
     created, ends = parse_timestamp(index.created_at, "index"), parse_timestamp(index.expires_at, "index")
     age = timedelta(seconds=policy.maximum_age_s(index))
     return created + age if ends - created > age else ends  # the sum may lie beyond the last year that there is
-
-
-def age_warning(index: Index, policy: Policy, now: datetime) -> str:
-    """Returns a warning from the middle of an index's life on; empty before."""
-    created, ends = parse_timestamp(index.created_at, "index"), expiry(index, policy)
-    if now - created < (ends - created) / 2:
-        return ""
-    what = f"{index.name}@{index.channel}:{index.version} expires at {timestamp(ends)}"
-    return f"{what}: more than half of its life is over, renew it (`cachepipe renew`)"

@@ -80,6 +80,24 @@ def parse_timestamp(text: str, what: str) -> datetime:
     return found
 
 
+def age_warning(label: str, created_at: str, ends_at: str, now: datetime) -> str:
+    """Returns a warning from the middle of an index's life on; empty before.
+
+    Args:
+        label: `name@channel:version`.
+        created_at: of the index.
+        ends_at: its expiry by its own word or the policy's (`freshness.expiry`).
+        now: of this start.
+
+    Raises:
+        IntegrityError: one of them is no time.
+    """
+    created, ends = parse_timestamp(created_at, label), parse_timestamp(ends_at, label)
+    if now - created < (ends - created) / 2:
+        return ""
+    return f"{label} expires at {ends_at}: more than half of its life is over, renew it (`cachepipe renew`)"
+
+
 def first_index(name: str, channel: str, rows: tuple[IndexRow, ...], now: datetime, nonce: str) -> Index:
     """Returns version 1 of a channel."""
     return Index(FORMAT, name, channel, 1, timestamp(now), timestamp(now + LIFETIME), nonce, rows)

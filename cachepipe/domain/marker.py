@@ -5,7 +5,7 @@
 
     {"bytes":660000,"channel":"stable","cpu_isa":"","expires_at":"2026-12-14T10:00:00Z","files":
      [["inductor/ab/cab.py",12,"1796000000000000000","4711","<sha256>"],…],"format":1,"has_compiler_stub":false,
-     "host":"<digest>","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","policy":"<sha256>","statements":["<sha256>"],"trust":"signed",
+     "host":"<digest>","index_created_at":"2026-11-30T10:00:00Z","index_ends_at":"2026-12-14T10:00:00Z","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","policy":"<sha256>","statements":["<sha256>"],"trust":"signed",
      "variables":{"TORCHINDUCTOR_VEC_ISA_OK":"1"}}
 """
 
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
+from cachepipe.domain.index import age_warning
 from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
 from cachepipe.errors import IntegrityError
@@ -70,6 +72,21 @@ class Marker:
     has_compiler_stub: bool
     files: tuple[MarkedFile, ...]
     """All of the folder but the lease and the marker itself."""
+    index_created_at: str = ""
+    """Empty as `channel`, and in markers of before it was kept: then no start warns of the index's age."""
+    index_ends_at: str = ""
+    """When the index expires by its own word or the policy's; a key may end `expires_at` earlier."""
+
+    def age_warning(self, now: datetime) -> str:
+        """Returns what a start says of the index's age, in the words of the start that read it; empty: nothing.
+
+        Raises:
+            IntegrityError: what should be a time is none.
+        """
+        if not self.index_created_at:
+            return ""
+        label = f"{self.names[0]}@{self.channel}:{self.index_version}"
+        return age_warning(label, self.index_created_at, self.index_ends_at, now)
 
 
 def marker_bytes(marker: Marker) -> bytes:

@@ -53,7 +53,7 @@ def come_home(
             found.lease.close()
         return better
     reason = str(better) if better is not None else "not restored in its own folder in time"
-    return replace(found, notes=(f"in scratch space: {reason}",))
+    return replace(found, notes=(*found.notes, f"in scratch space: {reason}"))
 
 
 def _why_not_home(request: RestoreRequest, found: RestoreOutcome) -> str | None:

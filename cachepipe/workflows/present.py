@@ -313,12 +313,13 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
         try:
             is_current = is_wanted and is_same_host and _is_newest(options, name, marker, request.now)
             is_current = is_current and not _is_outrun(options, name, marker, folder)
+            warning = marker.age_warning(request.now) if is_current else ""
         except IntegrityError:
             continue  # of a marker, a hint or a probe: the whole restore judges them, step by step
         if is_current:
             found = open_present(folder, marker.statements, request.refused)
             if found is not None:
-                return outcome_of(request, "present", folder, *found)
+                return outcome_of(request, "present", folder, *found, [warning] if warning else ())
     return None
 
 

@@ -30,8 +30,8 @@ from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import fetching
 from cachepipe.adapters.store import Store, TrustChoice, open_store, view
 from cachepipe.domain import marker as marks
-from cachepipe.domain.freshness import age_warning, check_floor, expiry
-from cachepipe.domain.index import IndexRow, timestamp
+from cachepipe.domain.freshness import check_floor, expiry
+from cachepipe.domain.index import IndexRow, age_warning, timestamp
 from cachepipe.domain.layout import check_name, pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
 from cachepipe.domain.record import sha256
@@ -69,6 +69,9 @@ class _Source:
     channel: str
     version: int
     expires_at: str
+    created_at: str = ""
+    ends_at: str = ""
+    """These two: `Marker.index_created_at`, `Marker.index_ends_at`."""
     warning: str = ""
     """The channel has lived more than half of its life."""
 
@@ -112,7 +115,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     if isinstance(placed, RestoreOutcome):
         return _judged_present(request, sources, placed, store)
     place, notes = placed
-    notes = (*notes, *(source.warning for source in sources if source.warning))
+    notes = (*notes, *_warnings(sources))
     try:
         refuse_quarantined(request.options, place.folder, digests)
         _check_seen(sources, state_dir(request.options, place.folder), store)
@@ -174,7 +177,11 @@ def _judged_present(
     except TrustError:
         found.lease.close()
         raise
-    return found
+    return replace(found, notes=(*found.notes, *_warnings(sources)))
+
+
+def _warnings(sources: Sequence[_Source]) -> list[str]:
+    return [source.warning for source in sources if source.warning]
 
 
 def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
@@ -214,9 +221,11 @@ def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
 def _channel_source(store: Store, name: str, channel: str, now: datetime) -> _Source:
     found, policy = read_channel(store, name, channel, now), store.trust.policy
     index = found.index
-    ends = min(text for text in (timestamp(expiry(index, policy)), found.not_after) if text)
+    ends = timestamp(expiry(index, policy))
+    warning = age_warning(f"{name}@{channel}:{index.version}", index.created_at, ends, now)
+    usable_until = min(text for text in (ends, found.not_after) if text)
     revoked = (*index.revoked, *policy.revoked)
-    return _Source(name, index.rows, revoked, channel, index.version, ends, age_warning(index, policy, now))
+    return _Source(name, index.rows, revoked, channel, index.version, usable_until, index.created_at, ends, warning)
 
 
 def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
@@ -257,6 +266,8 @@ def _marker(
         cpu_isa=isas[0] if isas else "",
         has_compiler_stub=any(artifact.statement.compiler for artifact in artifacts),
         files=(),
+        index_created_at=sources[0].created_at,
+        index_ends_at=sources[0].ends_at,
     )
 
 

@@ -15,9 +15,11 @@ import pytest
 
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.domain import trust
-from cachepipe.domain.index import PAYLOAD_TYPE, index_bytes
+from cachepipe.domain.index import PAYLOAD_TYPE, index_bytes, timestamp
 from cachepipe.domain.layout import hint_key, index_key, statement_key
+from cachepipe.domain.marker import read_marker
 from cachepipe.domain.policy import ChannelRule, Policy
+from cachepipe.domain.record import canonical_bytes
 from cachepipe.workflows.channels import promote, renew, revoke
 from cachepipe.workflows.fetch import read_channel
 from tests.support import authority
@@ -360,13 +362,67 @@ def test_with_the_statement_key_alone_an_artifact_is_published_and_in_no_channel
     assert run_restore(tmp_path, *words(release, "--channel", "candidate", "--trust", file)).line["trust"] == "signed"
 
 
-def test_half_of_its_life_is_said_in_the_line(tmp_path: Path, demo: Published, file: str) -> None:
-    old = replace(read_channel(demo.store, "demo", "stable", _now()).index, version=2)
+def age(release: Published, version: int = 2, name: str = "demo") -> None:
+    """Publishes a version of the channel that is 8 of its 14 days old."""
+    old = replace(read_channel(release.store, name, "stable", _now()).index, version=version)
     aged = replace(
-        old, created_at=(_now() - timedelta(days=8)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        expires_at=(_now() + timedelta(days=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        old, created_at=timestamp(_now() - timedelta(days=8)), expires_at=timestamp(_now() + timedelta(days=6))
     )  # fmt: skip
-    demo.store.put_if_absent(index_key("demo", "stable", 2), demo.store.trust.seal(index_bytes(aged), PAYLOAD_TYPE))
+    sealed = release.store.trust.seal(index_bytes(aged), PAYLOAD_TYPE)
+    release.store.put_if_absent(index_key(name, "stable", version), sealed)
+    Path(release.store.root, hint_key(name, "stable")).write_text(f"{version}\n")
+
+
+OLD = "more than half of its life is over"
+
+
+def test_half_of_its_life_is_said_by_every_start_in_the_same_words(tmp_path: Path, demo: Published, file: str) -> None:
+    age(demo)
+    lines = [run_restore(tmp_path, *words(demo, "--trust", file), *STARTED).line for _ in range(3)]
+    assert [line["outcome"] for line in lines] == ["restored", "present", "present"]
+    assert OLD in lines[0]["reason"] and {line["reason"] for line in lines} == {lines[0]["reason"]}
+    pinned = run_restore(tmp_path, *words(demo, "--trust", file, "--lock", demo.lock), *STARTED)
+    assert (pinned.line["outcome"], "reason" in pinned.line) == ("present", False), "a lock file has no age"
+    renew(demo.store, "demo", "stable", _now())
+    renewed = [run_restore(tmp_path, *words(demo, "--trust", file), *STARTED).line for _ in range(2)]
+    assert [("reason" in line, line["outcome"]) for line in renewed] == [(False, "present")] * 2
+
+
+def test_half_of_the_life_that_the_policy_allows_is_said_by_a_present_start(tmp_path: Path, demo: Published) -> None:
+    created = read_channel(demo.store, "demo", "stable", _now()).index.created_at
+    short = write_policy(tmp_path / "short.json", policy(channels={"stable": ChannelRule(1, maximum_age_s=600)}))
+    asked = words(demo, "--trust", short)
+    assert "reason" not in run_restore(tmp_path, *asked, *STARTED).line
+    demo_marker = Path(demo.root, ".cachepipe/marker.json")
+    marker = read_marker(demo_marker.read_bytes())
+    ends = datetime.fromisoformat(created.removesuffix("Z")).replace(tzinfo=timezone.utc) + timedelta(seconds=600)
+    assert (marker.index_created_at, marker.index_ends_at) == (created, timestamp(ends))
+    assert OLD in marker.age_warning(_now() + timedelta(seconds=301))
+
+
+def test_each_channel_of_a_set_that_lies_there_says_its_age(tmp_path: Path, demo: Published, file: str) -> None:
+    other = publish_release(tmp_path, "other", number=3, trust=authority.choice(tmp_path / "keys"))
+    age(other, name="other")
+    asked = (demo.store.url, "--name", "demo", "--name", "other", "--trust", file, "--dest", str(tmp_path / "both"))
+    lines = [run_restore(tmp_path, *asked, *STARTED).line for _ in range(2)]
+    assert [line["outcome"] for line in lines] == ["restored", "present"]
+    assert all("other@stable:2" in line["reason"] and OLD in line["reason"] for line in lines)
+
+
+@pytest.mark.parametrize("harm", ["absent", "no time"])
+def test_a_marker_without_its_dates_is_used_and_warns_of_nothing_that_it_does_not_know(
+    tmp_path: Path, demo: Published, file: str, harm: str
+) -> None:
+    age(demo)
+    run_restore(tmp_path, *words(demo, "--trust", file))
+    path = Path(demo.root, ".cachepipe/marker.json")
+    tree = json.loads(path.read_text())
+    for name in ("index_created_at", "index_ends_at"):
+        assert tree.pop(name)
+        if harm == "no time":
+            tree[name] = "soon"
+    path.write_bytes(canonical_bytes(tree))
     ran = run_restore(tmp_path, *words(demo, "--trust", file), *STARTED)
-    assert (ran.out, ran.line["outcome"]) == ("started\n", "restored")
-    assert "more than half of its life is over" in ran.line["reason"]
+    assert (ran.out, ran.line["outcome"]) == ("started\n", "present")
+    # what is no time is judged by the store, which has it again
+    assert (OLD in ran.line.get("reason", "")) == (harm == "no time")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ MARKER = Marker(
     cpu_isa="avx2",
     has_compiler_stub=True,
     files=(MarkedFile("inductor/a", 3, 1_796_000_000_123_456_789, 2**63, "b" * 64),),
+    index_created_at="2026-11-30T10:00:00Z",
+    index_ends_at="2026-12-14T10:00:00Z",
 )
 
 
@@ -56,3 +60,24 @@ def test_a_marker_of_another_form_is_refused(field: str, value: Any) -> None:
 def test_a_cut_marker_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         read_marker(data)
+
+
+def test_a_marker_of_before_dates_were_kept_is_read() -> None:
+    tree = json.loads(marker_bytes(MARKER))
+    del tree["index_created_at"], tree["index_ends_at"]
+    old = read_marker(json.dumps(tree).encode())
+    assert old == replace(MARKER, index_created_at="", index_ends_at="")
+    assert old.age_warning(datetime(2026, 12, 13, tzinfo=timezone.utc)) == ""
+
+
+def test_from_the_middle_of_the_life_of_its_index_on_a_marker_warns() -> None:
+    half = datetime(2026, 12, 7, 10, tzinfo=timezone.utc)
+    assert MARKER.age_warning(half - timedelta(seconds=1)) == ""
+    assert MARKER.age_warning(half).startswith("demo@stable:3 expires at 2026-12-14T10:00:00Z: more than half")
+
+
+@pytest.mark.parametrize("field", ["index_created_at", "index_ends_at"])
+def test_a_date_that_is_none_is_damage(field: str) -> None:
+    harmed = replace(MARKER, **{field: "soon"})
+    with pytest.raises(IntegrityError):
+        harmed.age_warning(datetime(2026, 12, 7, tzinfo=timezone.utc))
