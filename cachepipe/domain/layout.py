@@ -14,26 +14,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from cachepipe.errors import UsageError
-
 FORMAT_KEY = "v1/format.json"
 FORMAT_BYTES = b'{"features":[],"format":1}\n'
 
 ARTIFACTS, INDEXES, PINS, TOMBS = (f"v1/{kind}/" for kind in ("artifacts", "index", "pins", "tombs"))
 """What all keys of a kind begin with."""
-
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?", re.ASCII)
-
-
-def check_name(name: str, what: str) -> str:
-    """Returns `name` if it can stand in keys and paths: 1–64 of `a-z0-9._-`, first and last alphanumeric.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if _NAME.fullmatch(name) is None or ".." in name:
-        raise UsageError(f"{what} is not 1-64 characters of a-z 0-9 . _ -: {name[:80]!r}")
-    return name
 
 
 def pack_key(artifact: str, digest: str) -> str:

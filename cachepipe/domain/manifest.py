@@ -27,7 +27,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cachepipe.domain.engine import ENGINES, JIT
-from cachepipe.domain.layout import check_name
 from cachepipe.domain.manifest_rules import (
     FLOATING,
     REFERENCE,
@@ -40,6 +39,7 @@ from cachepipe.domain.manifest_rules import (
     read_inputs,
     read_shape_buckets,
 )
+from cachepipe.domain.names import check_name
 from cachepipe.domain.record import Json
 from cachepipe.domain.variables import NOT_COMPILED_IN, can_compile_in
 from cachepipe.errors import UsageError

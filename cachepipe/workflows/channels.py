@@ -16,8 +16,9 @@ from pathlib import Path
 
 from cachepipe.adapters.store import Store
 from cachepipe.domain.index import Index, IndexRow, advance, first_index, nothing_current, with_row
-from cachepipe.domain.layout import INDEXES, check_name, place_of
+from cachepipe.domain.layout import INDEXES, place_of
 from cachepipe.domain.lock import Lock, lock_bytes, lock_of
+from cachepipe.domain.names import check_name
 from cachepipe.errors import MissError, TrustError, UnsafePathError, UsageError
 from cachepipe.workflows.fetch import (
     newest,

@@ -17,8 +17,9 @@ from cachepipe.domain import trust
 from cachepipe.domain.artifact import FileTable, read_table
 from cachepipe.domain.freshness import check_fresh
 from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, read_index
-from cachepipe.domain.layout import FORMAT_BYTES, FORMAT_KEY, check_name, hint_key, index_key, pack_key, statement_key
+from cachepipe.domain.layout import FORMAT_BYTES, FORMAT_KEY, hint_key, index_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.names import check_name
 from cachepipe.domain.record import parse_json, sha256
 from cachepipe.domain.statement import Statement, read_statement
 from cachepipe.domain.ulid import is_ulid

@@ -11,7 +11,8 @@ from cachepipe.adapters.store import Store
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.fingerprint import Fingerprint, describe, differences
 from cachepipe.domain.index import IndexRow
-from cachepipe.domain.layout import INDEXES, check_name, place_of
+from cachepipe.domain.layout import INDEXES, place_of
+from cachepipe.domain.names import check_name
 from cachepipe.domain.record import Json
 from cachepipe.domain.statement import EntryRecord, Statement
 from cachepipe.errors import CachepipeError

@@ -18,7 +18,6 @@ from itertools import islice, product
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.execute import check_variables
-from cachepipe.adapters.floors import seen_version
 from cachepipe.adapters.lease import Lease
 from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.adapters.policy_file import read_policy_file
@@ -38,7 +37,7 @@ from cachepipe.errors import (
     UsageError,
 )
 from cachepipe.workflows.host import host_tag, this_machine
-from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, state_dir
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of
 from cachepipe.workflows.restore_options import Options
 
 TOLERANCE = timedelta(seconds=300)
@@ -312,7 +311,7 @@ def in_channel(request: RestoreRequest) -> RestoreOutcome | None:
         is_same_host = marker.host == host_tag(request.environment)
         try:
             is_current = is_wanted and is_same_host and _is_newest(options, name, marker, request.now)
-            is_current = is_current and not _is_outrun(options, name, marker, folder)
+            is_current = is_current and not _is_outrun(request, name, marker, folder)
             warning = marker.age_warning(request.now) if is_current else ""
         except IntegrityError:
             continue  # of a marker, a hint or a probe: the whole restore judges them, step by step
@@ -333,10 +332,11 @@ def _channel_folders(request: RestoreRequest, name: str) -> Iterator[str]:
             continue
 
 
-def _is_outrun(options: Options, name: str, marker: Marker, folder: str) -> bool:
+def _is_outrun(request: RestoreRequest, name: str, marker: Marker, folder: str) -> bool:
     """Returns whether this node has seen a newer version than the folder's: then the whole restore judges what is offered."""
-    has_policy = not marker.policy.startswith("none")
-    return has_policy and seen_version(state_dir(options, folder), name, options.channel) > marker.index_version
+    from cachepipe.workflows.floors import seen_version
+
+    return not marker.policy.startswith("none") and seen_version(request, name, folder) > marker.index_version
 
 
 def _is_newest(options: Options, name: str, marker: Marker, now: datetime) -> bool:

@@ -30,7 +30,6 @@ from cachepipe.domain.index import PAYLOAD_TYPE, Index, IndexRow, advance, first
 from cachepipe.domain.layout import (
     FORMAT_BYTES,
     FORMAT_KEY,
-    check_name,
     hint_key,
     index_key,
     pack_key,
@@ -39,6 +38,7 @@ from cachepipe.domain.layout import (
     tomb_prefix,
 )
 from cachepipe.domain.limits import LIMITS
+from cachepipe.domain.names import check_name
 from cachepipe.domain.policy import INDEX
 from cachepipe.domain.record import canonical_bytes, sha256
 from cachepipe.domain.statement import Statement, statement_bytes

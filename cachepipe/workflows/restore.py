@@ -19,29 +19,27 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cold_folder import sweep_cold
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
-from cachepipe.adapters.floors import path_of, remember_version, seen_version
 from cachepipe.adapters.materialise import fetching
 from cachepipe.adapters.store import Store, TrustChoice, open_store, view
 from cachepipe.domain import marker as marks
-from cachepipe.domain.freshness import check_floor, expiry
-from cachepipe.domain.index import IndexRow, age_warning, timestamp
-from cachepipe.domain.layout import check_name, pack_key
+from cachepipe.domain.index import IndexRow
+from cachepipe.domain.layout import pack_key
 from cachepipe.domain.marker import MarkedFile, Marker, marker_bytes
 from cachepipe.domain.record import sha256
 from cachepipe.domain.statement import Statement
 from cachepipe.errors import IntegrityError, NoRoomError, TrustError, UnsafePathError, UsageError
 from cachepipe.failpoints import reached
 from cachepipe.workflows import present
-from cachepipe.workflows.fetch import Artifact, read_artifact, read_channel, read_file_table
+from cachepipe.workflows.fetch import Artifact, read_artifact, read_file_table
 from cachepipe.workflows.host import host_tag, this_machine
-from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined, state_dir
+from cachepipe.workflows.offered import Source, bound, offered, warnings
+from cachepipe.workflows.outcome import RestoreOutcome, RestoreRequest, outcome_of, refuse_quarantined
 from cachepipe.workflows.place import Place, candidates, refusal, reserve
 
 FAIL_POINTS = (
@@ -57,23 +55,6 @@ FAIL_POINTS = (
 _PARTS = ".cachepipe/parts"
 _BELOW = ("inductor/", "triton/", "engine/")
 """Where an artifact's files lie; beside them the folder holds what is ours, which no artifact may write."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The rows among which one release is chosen, and where they come from."""
-
-    name: str
-    rows: tuple[IndexRow, ...]
-    revoked: tuple[str, ...]
-    channel: str
-    version: int
-    expires_at: str
-    created_at: str = ""
-    ends_at: str = ""
-    """These two: `Marker.index_created_at`, `Marker.index_ends_at`."""
-    warning: str = ""
-    """The channel has lived more than half of its life."""
 
 
 def restore(request: RestoreRequest) -> RestoreOutcome:
@@ -95,7 +76,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     """As `restore`, when step 1 found nothing: the service side takes it before it imports this module."""
     # 2 rows
     store = _store(request)
-    sources = _judged_sources(request, store)
+    sources = offered(request, store)
     reached("restore.after_rows")
     # 3 select
     machine = this_machine([row for source in sources for row in source.rows])
@@ -115,10 +96,9 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     if isinstance(placed, RestoreOutcome):
         return _judged_present(request, sources, placed, store)
     place, notes = placed
-    notes = (*notes, *_warnings(sources))
     try:
+        bound(request, store, sources, place.folder)
         refuse_quarantined(request.options, place.folder, digests)
-        _check_seen(sources, state_dir(request.options, place.folder), store)
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
@@ -137,57 +117,20 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         opened = present.open_present(place.folder, digests, own=own)
         if opened is None:
             raise UnsafePathError(place.folder, "was changed by someone else while it was put in place")
-        _remember(sources, state_dir(request.options, place.folder), store)
-        return outcome_of(request, "restored", place.folder, *opened, notes)
+        return outcome_of(request, "restored", place.folder, *opened, (*notes, *warnings(sources)))
     finally:
         place.release()
 
 
-def _check_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
-    """Refuses a version below what this node has seen. Without a policy a store may be made anew at will."""
-    for source in sources if store.trust.has_policy_file else ():
-        if source.channel:
-            minimum = seen_version(state, source.name, source.channel)
-            where = path_of(state, source.name, source.channel)
-            label = f"{source.name}@{source.channel}:{source.version}"
-            check_floor(label, source.version, minimum, f"{where} says that this node has seen")
-
-
-def _judge_seen(sources: Sequence[_Source], state: str, store: Store) -> None:
-    _check_seen(sources, state, store)
-    _remember(sources, state, store)
-
-
-def _judged_sources(request: RestoreRequest, store: Store) -> list[_Source]:
-    """Returns the sources; their versions are remembered at once, since what they revoke may be refused below.
-
-    Only where the options say in which place: no statement has said its root yet, and another root has other floors.
-    """
-    sources = _sources(request, store)
-    if request.options.dest or request.options.state_dir:
-        _judge_seen(sources, state_dir(request.options, os.path.abspath(request.options.dest)), store)
-    return sources
-
-
 def _judged_present(
-    request: RestoreRequest, sources: Sequence[_Source], found: RestoreOutcome, store: Store
+    request: RestoreRequest, sources: Sequence[Source], found: RestoreOutcome, store: Store
 ) -> RestoreOutcome:
     try:
-        _judge_seen(sources, state_dir(request.options, found.folder), store)
+        bound(request, store, sources, found.folder)
     except TrustError:
         found.lease.close()
         raise
-    return replace(found, notes=(*found.notes, *_warnings(sources)))
-
-
-def _warnings(sources: Sequence[_Source]) -> list[str]:
-    return [source.warning for source in sources if source.warning]
-
-
-def _remember(sources: Sequence[_Source], state: str, store: Store) -> None:
-    for source in sources if store.trust.has_policy_file else ():
-        if source.channel:
-            remember_version(state, source.name, source.channel, source.version)
+    return replace(found, notes=(*found.notes, *warnings(sources)))
 
 
 def _store(request: RestoreRequest) -> Store:
@@ -197,35 +140,6 @@ def _store(request: RestoreRequest) -> Store:
             "no store is given", hint="name it first, or set CACHEPIPE_STORE, as s3://bucket/prefix or file:///path"
         )
     return open_store(options.store, TrustChoice(options.trust, options.accepts_unsigned), request.now)
-
-
-def _sources(request: RestoreRequest, store: Store) -> list[_Source]:
-    options = request.options
-    locks = {lock.name: lock for lock in present.read_locks(options)}
-    names = options.names or tuple(locks)
-    if not names:
-        raise UsageError("no release is named", hint="say which: `--name NAME` or `--lock FILE`")
-    if len(set(names)) != len(names):
-        raise UsageError(f"a release is named twice: {', '.join(names)}")
-    sources = []
-    for name in names:
-        check_name(name, "the release name")
-        if name in locks:
-            lock = locks[name]
-            sources.append(_Source(name, lock.rows, store.trust.policy.revoked, "", lock.version, ""))
-        else:
-            sources.append(_channel_source(store, name, options.channel, request.now))
-    return sources
-
-
-def _channel_source(store: Store, name: str, channel: str, now: datetime) -> _Source:
-    found, policy = read_channel(store, name, channel, now), store.trust.policy
-    index = found.index
-    ends = timestamp(expiry(index, policy))
-    warning = age_warning(f"{name}@{channel}:{index.version}", index.created_at, ends, now)
-    usable_until = min(text for text in (ends, found.not_after) if text)
-    revoked = (*index.revoked, *policy.revoked)
-    return _Source(name, index.rows, revoked, channel, index.version, usable_until, index.created_at, ends, warning)
 
 
 def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
@@ -241,7 +155,7 @@ def _joined_variables(statements: Sequence[Statement]) -> dict[str, str]:
 
 def _marker(
     request: RestoreRequest,
-    sources: Sequence[_Source],
+    sources: Sequence[Source],
     artifacts: Sequence[Artifact],
     variables: dict[str, str],
     rows: Sequence[IndexRow],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.domain import trust
-from cachepipe.domain.index import PAYLOAD_TYPE, index_bytes, timestamp
+from cachepipe.domain.index import PAYLOAD_TYPE, Index, index_bytes, timestamp
 from cachepipe.domain.layout import hint_key, index_key, statement_key
 from cachepipe.domain.marker import read_marker
 from cachepipe.domain.policy import ChannelRule, Policy
@@ -250,6 +251,61 @@ def test_a_revocation_that_a_node_has_seen_is_not_forgotten_by_playing_the_store
         assert (ran.code, "this node has seen 2 or later" in ran.line["reason"]) == (14, True)
 
 
+@pytest.mark.parametrize("state", ["default", "beside the folder", "told"])
+@pytest.mark.parametrize("refusal", ["all rows revoked", "revoked by the policy", "another machine"])
+def test_a_version_that_is_refused_is_remembered_wherever_the_state_lies(
+    tmp_path: Path, demo: Published, file: str, state: str, refusal: str
+) -> None:
+    place = {"default": (), "beside the folder": ("--dest", demo.root), "told": ("--state-dir", f"{tmp_path}/a/b/s")}
+    asked = (demo.store.url, "--name", "demo", "--strict", *place[state])
+    judged = file
+    if refusal == "all rows revoked":
+        revoke(demo.store, "demo", "stable", demo.row.artifact, _now())
+    elif refusal == "another machine":
+        parts = tuple(replace(part, value="9.9") if part.name == "torch" else part for part in demo.row.fingerprint)
+        newer = replace(read_channel(demo.store, "demo", "stable", _now()).index, version=2)
+        newer = replace(newer, rows=(replace(demo.row, fingerprint=parts),))
+        put_index(demo, newer)
+    else:
+        renew(demo.store, "demo", "stable", _now())
+        judged = write_policy(tmp_path / "revoking.json", policy(revoked=(demo.row.statement,)))
+    Path(demo.root).parent.mkdir(mode=0o700, exist_ok=True)  # where an earlier start has been
+    codes = {"all rows revoked": 12, "another machine": 19, "revoked by the policy": 14}
+    assert run_restore(tmp_path, *asked, "--trust", judged).code == codes[refusal]
+    roll_back(demo, 2)
+    for _ in range(2):
+        ran = run_restore(tmp_path, *asked, "--trust", file)
+        assert (ran.code, "this node has seen 2 or later" in ran.line["reason"]) == (14, True), ran.err
+    assert not os.path.exists(demo.root)
+
+
+def test_what_a_node_saw_of_one_store_bounds_no_other_store_with_another_root(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = publish_release(tmp_path / "other", number=5, trust=authority.choice(tmp_path / "keys"))
+    revoke(demo.store, "demo", "stable", demo.row.artifact, _now())
+    asked = ("--name", "demo", "--trust", file, "--strict")
+    assert run_restore(tmp_path, demo.store.url, *asked).code == 12
+    assert run_restore(tmp_path, other.store.url, *asked).line["outcome"] == "restored"
+
+
+def test_a_folder_of_others_is_no_place_for_floors(tmp_path: Path, demo: Published, file: str) -> None:
+    """Who prepares scratch space can neither have us write behind a link nor keep us from the cache."""
+    (tmp_path / "behind").mkdir()
+    env = environment(tmp_path)
+    scratch = Path(env["TMPDIR"], f"cachepipe-{os.geteuid()}")
+    scratch.mkdir()
+    scratch.chmod(0o777)
+    (scratch / ".state").symlink_to(tmp_path / "behind")
+    planted = tmp_path / "behind/floors" / hashlib.sha256(demo.store.url.encode()).hexdigest()[:16] / "demo@stable"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("99\n")
+    ran = run_restore(tmp_path, demo.store.url, "--name", "demo", "--trust", file, "--strict", env=env)
+    assert ran.line["outcome"] == "restored"
+    assert planted.read_text() == "99\n" and len(files_below(tmp_path / "behind")) == 1
+
+
 def test_a_folder_that_lies_there_is_no_way_round_a_newer_version_that_was_seen(
     tmp_path: Path, demo: Published, file: str
 ) -> None:
@@ -362,15 +418,19 @@ def test_with_the_statement_key_alone_an_artifact_is_published_and_in_no_channel
     assert run_restore(tmp_path, *words(release, "--channel", "candidate", "--trust", file)).line["trust"] == "signed"
 
 
+def put_index(release: Published, index: Index) -> None:
+    sealed = release.store.trust.seal(index_bytes(index), PAYLOAD_TYPE)
+    release.store.put_if_absent(index_key(index.name, "stable", index.version), sealed)
+    Path(release.store.root, hint_key(index.name, "stable")).write_text(f"{index.version}\n")
+
+
 def age(release: Published, version: int = 2, name: str = "demo") -> None:
     """Publishes a version of the channel that is 8 of its 14 days old."""
     old = replace(read_channel(release.store, name, "stable", _now()).index, version=version)
     aged = replace(
         old, created_at=timestamp(_now() - timedelta(days=8)), expires_at=timestamp(_now() + timedelta(days=6))
     )  # fmt: skip
-    sealed = release.store.trust.seal(index_bytes(aged), PAYLOAD_TYPE)
-    release.store.put_if_absent(index_key(name, "stable", version), sealed)
-    Path(release.store.root, hint_key(name, "stable")).write_text(f"{version}\n")
+    put_index(release, aged)
 
 
 OLD = "more than half of its life is over"
