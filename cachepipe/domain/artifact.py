@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cachepipe.domain.limits import LIMITS, Limits
-from cachepipe.domain.record import Json, canonical_bytes, parse_json
+from cachepipe.domain.record import Json, canonical_bytes, is_digest, parse_json
 from cachepipe.errors import IntegrityError
 
 FORMAT = 1
@@ -30,7 +30,6 @@ _NAME = r"[A-Za-z0-9._+=-]{1,255}"  # longer names no file system takes
 _PART = re.compile(_NAME, re.ASCII)
 _SAFE = re.compile(rf"(?!\.\.?(?:/|$)){_NAME}(?:/(?!\.\.?(?:/|$)){_NAME})*", re.ASCII)
 """All of a path at once, for tables of thousands; what it does not take is looked at part by part."""
-_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,6 @@ class FileTable:
     @property
     def unpacked_bytes(self) -> int:
         return sum(row.size_bytes for row in self.files)
-
-
-def is_digest(text: str) -> bool:
-    return _DIGEST.fullmatch(text) is not None
 
 
 def check_path(path: str, limits: Limits = LIMITS) -> None:

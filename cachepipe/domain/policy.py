@@ -20,10 +20,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cachepipe.domain.artifact import is_digest
 from cachepipe.domain.index import Index, parse_timestamp
 from cachepipe.domain.limits import LIMITS, Limits
-from cachepipe.domain.record import read_record, record_bytes
+from cachepipe.domain.record import is_digest, read_record, record_bytes
 from cachepipe.errors import IntegrityError, TrustError
 
 FORMAT = 1

@@ -33,12 +33,19 @@ Json: TypeAlias = Any
 MAX_INT = 2**53
 """Beyond it JSON numbers are not exact in other languages, and no size or count of ours is larger."""
 
+_HEX = frozenset("0123456789abcdef")
+
 R = TypeVar("R")
 
 
 def sha256(data: bytes | memoryview) -> str:
     """Returns the SHA-256 of `data` as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Tells whether a text is what `sha256` returns."""
+    return len(text) == 64 and not set(text) - _HEX
 
 
 def canonical_bytes(value: Json) -> bytes:

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cachepipe.domain.artifact import Blob, is_digest
+from cachepipe.domain.artifact import Blob
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.limits import LIMITS, Limits
 from cachepipe.domain.phases import Phases
-from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
+from cachepipe.domain.record import Json, canonical_bytes, from_json, is_digest, parse_json, to_json
+from cachepipe.domain.variables import is_root
 from cachepipe.errors import IntegrityError
 
 FORMAT = 1
@@ -156,5 +157,5 @@ def _check_sizes(statement: Statement, limits: Limits) -> None:
     for what, size, limit in sizes:
         if not 0 <= size <= limit:
             raise IntegrityError("statement", what, wanted=f"0..{limit}", found=size)
-    if not statement.root.startswith("/") or "/../" in f"{statement.root}/":
+    if not is_root(statement.root):
         raise IntegrityError("statement", "root is not an absolute path", found=statement.root[:128], wanted="/…")

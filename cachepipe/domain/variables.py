@@ -45,6 +45,11 @@ def can_compile_in(folder: str) -> bool:
     return not set(folder) & set(" \t\r\n'\"\\")
 
 
+def is_root(folder: str) -> bool:
+    """Tells whether a text may name the folder of a release: an absolute path that goes straight down."""
+    return folder.startswith("/") and "/../" not in f"{folder}/"
+
+
 def pinned_variables(device: str) -> dict[str, str]:
     """Returns what a statement tells services to set beside the cache folders; values may hold `TORCH`."""
     return {**{name: str(value) for name, value in KEYED.items()}, **_TOOLS.get(device, {})}
