@@ -10,6 +10,7 @@ message is too long for it, and answers with a DER signature.
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
 
 from cachepipe.errors import TrustError, UsageError
@@ -22,12 +23,12 @@ class KmsKey:
 
     Args:
         key_id: `alias/…`, an id or an ARN.
-        client: boto3's `kms` client; None: one of the environment's credentials and region.
+        client: boto3's `kms` client; None: one of the environment's credentials, in the region of the ARN, of AWS_REGION, or of boto3.
     """
 
     def __init__(self, key_id: str, client: Any = None) -> None:
         self.key_id = key_id
-        self._client = client if client is not None else _client()
+        self._client = client if client is not None else _client(key_id)
 
     def public_der(self) -> bytes | None:
         """Returns the public key, DER; None: there is no such key.
@@ -99,13 +100,19 @@ class KmsKey:
         )
 
 
-def _client() -> Any:
+def _region(key_id: str) -> str | None:
+    """Returns the region of a key; None: boto3 knows it. boto3 1.44 reads no AWS_REGION."""
+    named = key_id.split(":")[3:4] if key_id.startswith("arn:") else []
+    return "".join(named) or os.environ.get("AWS_REGION") or None
+
+
+def _client(key_id: str) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     try:
         config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 4, "mode": "standard"})
-        return boto3.client("kms", config=config)
+        return boto3.client("kms", region_name=_region(key_id), config=config)
     except BotoCoreError as error:
         raise UsageError(f"no KMS client: {error}", hint="set AWS_REGION and credentials") from error

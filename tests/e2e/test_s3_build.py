@@ -1,4 +1,4 @@
-"""From a manifest that names an S3 store to a service that reads it: build, promote, lock, restore, verify."""
+"""From a manifest that names an S3 store and keys in KMS to a service that reads it: keygen, build, promote, lock, restore, verify."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from cachepipe.workflows.prove import store_variables
 from tests.support import s3, seaweed
+from tests.support.kms import kms_server
 from tests.support.release import clean_environment, run_cachepipe
 
 MODEL = """
@@ -40,33 +41,43 @@ models:
     inputs: {{input: {{shape: [batch, 8], dtype: float32}}}}
     shape_buckets: [{{batch: 4}}]
 gates: {{min_speedup: 0.0}}
+trust: {{statement_key: kms:alias/cachepipe-build, index_key: kms:alias/cachepipe-index}}
 """
 
 
 @pytest.mark.slow
-def test_a_manifest_with_an_s3_store_from_build_to_service(tmp_path: Path, s3_server: seaweed.Seaweed) -> None:
+def test_a_manifest_with_an_s3_store_and_keys_in_kms_from_keygen_to_service(
+    tmp_path: Path, s3_server: seaweed.Seaweed
+) -> None:
     url = s3.address(s3_server.endpoint)
     (tmp_path / "tiny_model.py").write_text(MODEL)
     (tmp_path / "cache").mkdir(mode=0o700)
     manifest = tmp_path / "tiny.yaml"
     manifest.write_text(MANIFEST.format(root=tmp_path, url=url))
-    env = clean_environment(**s3.environment())
+    policy = str(tmp_path / "trust.json")
+    env = clean_environment(**{**s3.environment(), "CACHEPIPE_TRUST": policy})
+    del env["CACHEPIPE_STATEMENT_KEY"], env["CACHEPIPE_INDEX_KEY"]
 
-    def cachepipe(*words: str) -> str:
-        done = run_cachepipe(*words, env=env, timeout_s=300)
+    def cachepipe(*words: str, **more: str) -> str:
+        done = run_cachepipe(*words, env={**env, **more}, timeout_s=300)
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     work = ("--work", str(tmp_path / "work"))
-    cachepipe("build", str(manifest), *work)
-    cachepipe("promote", url, "--name", "tiny")
+    with kms_server() as variables:
+        kms = {"AWS_ENDPOINT_URL_KMS": variables["AWS_ENDPOINT_URL_KMS"]}
+        for role, alias in (("statement", "build"), ("index", "index")):
+            cachepipe("keygen", "--role", role, "--key", f"kms:alias/cachepipe-{alias}", "--policy", policy, **kms)
+        cachepipe("build", str(manifest), *work, **kms)
+        cachepipe("promote", url, "--name", "tiny", CACHEPIPE_INDEX_KEY="kms:alias/cachepipe-index", **kms)
+    # from here on KMS is gone: whoever reads needs public keys alone
     cachepipe("lock", url, "--name", "tiny", "--output", str(tmp_path / "tiny.lock"))
     (channel,) = [row for row in json.loads(cachepipe("ls", url, "--json"))["channels"] if row["channel"] == "stable"]
     assert channel["name"] == "tiny"
     cachepipe("verify", str(manifest), *work, "--lock", str(tmp_path / "tiny.lock"))
     words = ("restore", url, "--name", "tiny", "--lock", str(tmp_path / "tiny.lock"), "--strict", "--json")
     found = json.loads(cachepipe(*words))
-    assert found["outcome"] in ("restored", "present")
+    assert (found["outcome"] in ("restored", "present"), found["trust"]) == (True, "signed")
     assert found["folder"] == f"{tmp_path}/cache/tiny"
     assert list(Path(found["folder"], "inductor").rglob("*.so"))
 

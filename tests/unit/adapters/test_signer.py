@@ -182,3 +182,24 @@ def test_a_missing_region_is_a_mistake_of_usage(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UsageError, match="no KMS client") as caught:
         KmsKey("alias/x")
     assert "AWS_REGION" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key_id", "variables", "region"),
+    [
+        ("alias/build", {"AWS_REGION": "eu-west-1"}, "eu-west-1"),
+        ("alias/build", {"AWS_DEFAULT_REGION": "eu-west-3"}, "eu-west-3"),
+        ("alias/build", {"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-3"}, "eu-west-1"),
+        ("arn:aws:kms:us-west-2:123456789012:alias/build", {"AWS_REGION": "eu-west-1"}, "us-west-2"),
+        ("arn:aws:kms:us-west-2:123456789012:key/1234", {}, "us-west-2"),
+    ],
+)
+def test_kms_is_asked_in_the_region_of_the_key_as_a_store_is_in_its_own(
+    monkeypatch: pytest.MonkeyPatch, key_id: str, variables: dict[str, str], region: str
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert KmsKey(key_id)._client.meta.region_name == region
