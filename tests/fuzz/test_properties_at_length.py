@@ -9,7 +9,19 @@ import pytest
 
 from tests.support.release import REPOSITORY, clean_environment
 
-FILES = [f"tests/unit/domain/test_{name}.py" for name in ("properties", "record", "fingerprint", "layout", "ulid")]
+FILES = [
+    *(f"tests/unit/domain/test_{name}.py" for name in ("properties", "record", "fingerprint", "layout", "ulid")),
+    *(f"tests/unit/domain/test_{name}.py" for name in ("trust", "lock", "collect")),
+    "tests/unit/adapters/test_packs.py",
+]
+
+
+def test_no_file_of_properties_is_left_out() -> None:
+    """All but those that say their own number of examples."""
+    found = {path: path.read_text() for path in (REPOSITORY / "tests/unit").rglob("test_*.py")}
+    with_properties = {str(path.relative_to(REPOSITORY)) for path, text in found.items() if "\n@given(" in text}
+    own_number = {str(path.relative_to(REPOSITORY)) for path, text in found.items() if "max_examples=" in text}
+    assert with_properties - own_number == set(FILES)
 
 
 @pytest.mark.nightly
