@@ -2,7 +2,7 @@
 
     python -m tests.compat.freeze format-1          (from the checkout)
 
-Run it once when a format gets a new number, and commit the folder. The keys that signed are forgotten: what is frozen can be
+Run it once when a format gets a new number, and commit the folder, with the `marker.json` of a restore beside it. The keys that signed are forgotten: what is frozen can be
 read for ever and never be made again.
 """
 

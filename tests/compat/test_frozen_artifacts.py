@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -12,15 +13,18 @@ import pytest
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.materialise import materialise
 from cachepipe.adapters.store import TrustChoice
+from cachepipe.domain.fingerprint import Fingerprint
 from cachepipe.domain.index import PAYLOAD_TYPE, select
 from cachepipe.domain.layout import FORMAT_KEY, index_key, pack_key
 from cachepipe.domain.lock import read_lock
+from cachepipe.domain.marker import marker_bytes, read_marker
 from cachepipe.domain.policy import read_policy
 from cachepipe.domain.statement import read_statement
-from cachepipe.errors import CachepipeError, IntegrityError, StoreError, TrustError
+from cachepipe.errors import CachepipeError, FingerprintMismatchError, IntegrityError, StoreError, TrustError
 from cachepipe.workflows.fetch import Artifact, check_format, read_artifact, read_channel, read_file_table
-from tests.support.artifacts import NOW, ROOT
-from tests.support.restoring import files_below, tree_files
+from tests.compat.freeze import freeze
+from tests.support.artifacts import CPU_PARTS, NOW, ROOT, parts_of
+from tests.support.restoring import files_below, run_restore, tree_files
 from tests.support.world import MACHINE
 
 HERE = Path(__file__).parent
@@ -65,6 +69,15 @@ def test_there_is_a_frozen_artifact_of_the_current_format() -> None:
 def test_a_frozen_artifact_is_restored_byte_for_byte_from_its_channel_and_its_lock(
     frozen: Path, tmp_path: Path
 ) -> None:
+    check_restored(frozen, tmp_path)
+
+
+def test_what_would_be_frozen_today_is_restored_the_same_way(tmp_path: Path) -> None:
+    freeze(tmp_path / "today")
+    check_restored(tmp_path / "today", tmp_path)
+
+
+def check_restored(frozen: Path, tmp_path: Path) -> None:
     store = opened(frozen)
     index = read_channel(store, "demo", "stable", NOW).index
     assert index.version == 2
@@ -89,6 +102,33 @@ def test_a_frozen_artifact_whose_bytes_were_changed_is_refused(frozen: Path) -> 
         path.write_bytes(data)
 
 
+def test_a_frozen_artifact_is_refused_by_name_on_another_machine_by_the_command_line(
+    frozen: Path, tmp_path: Path
+) -> None:
+    """By its lock file, which has no age: no machine of ours has its virtual environment at /opt/venv with this compiler."""
+    (tmp_path / "base").mkdir(mode=0o700)
+    words = (f"file://{frozen}/store", "--lock", f"{frozen}/cachepipe.lock", "--trust", f"{frozen}/trust.json")
+    ran = run_restore(tmp_path / "base", *words, "--dest", f"{tmp_path}/base/cache/demo", "--strict")
+    assert ran.code == 19
+    assert "venv: wanted /opt/venv, found " in ran.line["reason"]
+
+
+@pytest.mark.parametrize("torch", ["2.11.0+cpu", "2.12.1+cpu", "2.13.1+cpu", "2.14.0+cpu"])
+def test_a_frozen_artifact_is_refused_by_name_under_another_torch(frozen: Path, torch: str) -> None:
+    rows = read_channel(opened(frozen), "demo", "stable", NOW).index.rows
+    with pytest.raises(FingerprintMismatchError, match=re.escape(f"torch: wanted 2.13.0+cpu, found {torch}")):
+        select(rows, Fingerprint(parts_of(CPU_PARTS, torch=torch)), "demo")
+
+
+def test_a_frozen_marker_is_read_and_says_all_that_a_start_needs(frozen: Path) -> None:
+    marker = read_marker((frozen / "marker.json").read_bytes())
+    assert (marker.names, marker.channel, marker.index_version) == (("demo",), "stable", 1)
+    assert (marker.root, marker.trust, len(marker.statements)) == ("/var/cache/cachepipe/demo", "signed", 1)
+    assert set(tree_files(marker.root)) < {file.path for file in marker.files}
+    assert marker.age_warning(NOW) == "", "its age was not kept then"
+    assert read_marker(marker_bytes(marker)) == marker
+
+
 def test_formats_of_a_later_release_are_refused_by_name(frozen: Path) -> None:
     store = opened(frozen)
     (statement,) = (frozen / "store").rglob("statement.dsse.json")
@@ -99,6 +139,9 @@ def test_formats_of_a_later_release_are_refused_by_name(frozen: Path) -> None:
     lock = json.loads((frozen / "cachepipe.lock").read_bytes())
     with pytest.raises(IntegrityError, match="lock file: unknown format: wanted 1, found 99"):
         read_lock(json.dumps({**lock, "format": 99}).encode())
+    marker = json.loads((frozen / "marker.json").read_bytes())
+    with pytest.raises(IntegrityError, match="marker: not a marker of this format: wanted 1, found"):
+        read_marker(json.dumps({**marker, "format": 99}).encode())
     policy = json.loads((frozen / "trust.json").read_bytes())
     with pytest.raises(TrustError, match="unknown format 99, this release reads 1"):
         read_policy(json.dumps({**policy, "format": 99}).encode())

@@ -22,9 +22,11 @@ from cachepipe.adapters.local_store import LocalStore
 from cachepipe.adapters.packs import open_blob
 from cachepipe.adapters.policy_file import read_policy_file
 from cachepipe.domain.artifact import Blob, read_table
+from cachepipe.domain.index import read_index
 from cachepipe.domain.limits import GIB, KIB, LIMITS, MIB
 from cachepipe.domain.lock import read_lock
 from cachepipe.domain.marker import read_marker
+from cachepipe.domain.policy import read_policy
 from cachepipe.domain.record import parse_json
 from cachepipe.domain.statement import Statement, read_statement, statement_bytes
 from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, Signature, open_envelope, seal
@@ -233,10 +235,13 @@ def test_an_envelope_that_only_costs_is_refused(name: str) -> None:
     [
         read_lock,
         read_marker,
+        read_policy,
         read_statement,
+        lambda data: read_index(data, "demo", "stable", 1),
         lambda data: read_table(data, (), 1),
+        lambda data: open_envelope(data, STATEMENT_PAYLOAD_TYPE, "x"),
     ],
-    ids=["lock", "marker", "statement", "table"],
+    ids=["lock", "marker", "policy", "statement", "index", "table", "envelope"],
 )
 def test_no_reader_is_stopped_by_depth_or_numbers_alone(read: Callable[[bytes], object]) -> None:
     for text in TEXTS.values():
