@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from cachepipe.domain.layout import index_key
 from cachepipe.errors import CachepipeError, Interrupted
 from tests.support.authority import write_policy
 from tests.support.manifests import small_manifest, write_manifest
+from tests.support.release import REPOSITORY
 from tests.support.restoring import Published, environment, publish_release, restore_words
 from tests.support.silent_store import URL, silent_store
 
@@ -179,10 +181,32 @@ def test_a_publisher_that_never_wins_exits_16(tmp_path: Path, demo: Published) -
     assert "other publishers won" in json.loads(ran.stdout)["error"]["message"]
 
 
-def test_every_code_of_the_tree_is_exercised_here_or_where_torch_builds() -> None:
+def test_a_verdict_that_is_not_good_exits_18(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    ran = run(tmp_path, [*CLI, "doctor", f"file://{tmp_path}/store", "--name", "absent", "--json"])
+    assert ran.returncode == 18, ran.stderr
+    failed = [check for check in json.loads(ran.stdout)["checks"] if check["verdict"] == "fail"]
+    assert failed and all(check["advice"] for check in failed)
+
+
+ELSEWHERE = {
+    141: ("tests/unit/cli/test_output.py", "test_an_answer_that_cannot_be_printed_is_one_error_and_never_a_success"),
+    130: ("tests/e2e/test_restore_process.py", "test_a_signal_during_restore_ends_it_without_a_start"),
+    143: ("tests/e2e/test_restore_process.py", "test_a_signal_during_restore_ends_it_without_a_start"),
+}
+HERE = {0, 1, 2, 16, 18, 20, 126, 127, *RESTORES, *(code for code, _ in COMMANDS.values())}
+
+
+def test_every_code_of_the_tree_and_of_the_readme_is_exercised_by_a_command_line() -> None:
     def codes(kind: type[CachepipeError]) -> set[int]:
         return {kind.exit_code}.union(*(codes(below) for below in kind.__subclasses__()))
 
-    here = {1, 16, 20, 130, 143, *RESTORES, *(code for code, _ in COMMANDS.values())}
-    assert codes(CachepipeError) <= here
+    readme = (REPOSITORY / "README.md").read_text()
+    table = readme.partition("### Exit codes\n")[2].partition("\n\nA restore")[0]
+    rows = re.findall(r"^\| ([0-9][0-9, ]*) \|", table, re.MULTILINE)
+    promised = {int(number) for row in rows for number in row.split(",")}
+    assert codes(CachepipeError) <= promised
+    assert promised == HERE | set(ELSEWHERE)
+    for path, name in ELSEWHERE.values():
+        assert f"def {name}(" in (REPOSITORY / path).read_text()
     assert issubclass(Interrupted, CachepipeError)
