@@ -17,7 +17,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cachepipe.domain.evidence import LAYERS, layer_counts_of
-from cachepipe.errors import UsageError
+from cachepipe.domain.index import parse_timestamp
+from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.runtime import attach as attaching
 from cachepipe.runtime.details import differing_settings, expected_graphs
 from cachepipe.runtime.service import statements
@@ -94,6 +95,20 @@ def _start(attached: attaching.Attached) -> Iterable[Metric]:
     )
     for name, help_text, value in rows:
         yield GaugeMetricFamily(f"cachepipe_{name}", help_text, value)
+    for name, moment in zip(("created", "expires"), _index_dates(), strict=False):
+        help_text = f"When the channel's index that chose the artifact {name if name == 'expires' else 'was created'}; absent with a lock file."
+        yield GaugeMetricFamily(f"cachepipe_index_{name}_timestamp_seconds", help_text, moment)
+
+
+def _index_dates() -> list[float]:
+    """Returns what restore says of the channel's index: made and ends, seconds since 1970; a channel that nobody renews is seen to age."""
+    given = os.environ.get("CACHEPIPE_INDEX_DATES", "")
+    try:
+        return (
+            [parse_timestamp(text, "CACHEPIPE_INDEX_DATES").timestamp() for text in given.split("/")] if given else []
+        )
+    except IntegrityError:
+        return []
 
 
 def _counts(attached: attaching.Attached) -> Iterable[Metric]:

@@ -95,6 +95,8 @@ def outcome_of(
         "CACHEPIPE_RESTORED": ",".join(marker.statements),
         "CACHEPIPE_STATE_DIR": state_dir(options, folder),
     }
+    if marker.index_created_at and not options.locks:
+        variables["CACHEPIPE_INDEX_DATES"] = f"{marker.index_created_at}/{marker.index_ends_at}"
     if marker.has_compiler_stub and not has_compiler(request.environment):
         path = request.environment.get("PATH", os.defpath)
         variables["PATH"] = os.pathsep.join([os.path.join(folder, marks.BIN), path])

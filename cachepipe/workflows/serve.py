@@ -175,7 +175,7 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
     become(options.command, {**_inherited(), **start.variables})
 
 
-_PER_START = ("CACHEPIPE_ROOT", "CACHEPIPE_RESTORED", "CACHEPIPE_START_ID", "CACHEPIPE_ATTACH")
+_PER_START = tuple(f"CACHEPIPE_{name}" for name in ("ROOT", "RESTORED", "START_ID", "ATTACH", "INDEX_DATES"))
 """An outer restore's variables say nothing about this start."""
 
 

@@ -23,6 +23,7 @@ import pytest
 from cachepipe.adapters.lease import Lease
 from cachepipe.domain.fingerprint import Part
 from cachepipe.domain.layout import hint_key, index_key
+from cachepipe.workflows.fetch import read_channel
 from tests.support.restoring import (
     PRINT_ENVIRONMENT,
     REPOSITORY,
@@ -60,7 +61,10 @@ def test_a_service_starts_with_the_restored_folder(tmp_path: Path, demo: Publish
     ran = run_restore(tmp_path, *words(demo), *command())
     assert ran.code == 0, ran.err
     assert files_below(demo.root) == demo.restored_bytes(demo.root)
-    found = service_environment(ran)
+    found, index = (
+        service_environment(ran),
+        read_channel(demo.store, "demo", "stable", datetime.now(timezone.utc)).index,
+    )
     wanted = {
         "TORCHINDUCTOR_CACHE_DIR": f"{demo.root}/inductor",
         "TRITON_CACHE_DIR": f"{demo.root}/triton/0",
@@ -70,6 +74,7 @@ def test_a_service_starts_with_the_restored_folder(tmp_path: Path, demo: Publish
         "CACHEPIPE_RESTORED": demo.row.statement,
         "CACHEPIPE_STATE_DIR": f"{os.path.dirname(demo.root)}/.state",
         "CACHEPIPE_START_ID": ran.line["start"],
+        "CACHEPIPE_INDEX_DATES": "/".join((index.created_at, index.expires_at)),
     }
     assert {name: found[name] for name in wanted} == wanted
     assert set(found) - set(environment(tmp_path)) - {"LC_CTYPE"} == set(wanted)

@@ -36,7 +36,8 @@ def scraped() -> str:
     return generate_latest(registry).decode()
 
 
-def test_every_metric_of_the_dashboard_is_given(attached: Attached) -> None:
+def test_every_metric_of_the_dashboard_is_given(attached: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHEPIPE_INDEX_DATES", "1970-01-01T00:01:40Z/1970-01-15T00:01:40Z")
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"\bcachepipe_\w+", query)}
@@ -45,6 +46,20 @@ def test_every_metric_of_the_dashboard_is_given(attached: Attached) -> None:
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+
+
+def test_the_age_of_the_channels_index_is_given_where_a_channel_chose(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CACHEPIPE_INDEX_DATES", raising=False)
+    assert "cachepipe_index" not in scraped(), "a lock file's artifacts have no such age"
+    monkeypatch.setenv("CACHEPIPE_INDEX_DATES", "1970-01-01T00:01:40Z/1970-01-15T00:01:40Z")
+    lines = scraped().splitlines()
+    assert "cachepipe_index_created_timestamp_seconds 100.0" in lines
+    assert "cachepipe_index_expires_timestamp_seconds 1.2097e+06" in lines
+    for text in ("soon", "/", "1970-01-01T00:01:40Z/", "9999-12-31T23:59:59Z/x"):
+        monkeypatch.setenv("CACHEPIPE_INDEX_DATES", text)
+        assert "cachepipe_index" not in scraped()
 
 
 def test_counts_are_those_of_the_recorder(attached: Attached) -> None:
