@@ -31,8 +31,10 @@ def floors(request: RestoreRequest, name: str, folder: str = "") -> Iterator[Flo
         yield Floor(state_dir(options, folder), name, options.channel)
     if options.dest or options.state_dir:
         yield Floor(state_dir(options, os.path.abspath(options.dest)), name, options.channel)
-    else:
-        yield from (_of_store(request, name, home) for home in _homes(request) if _is_private(home))
+        return
+    for home in filter(_is_private, _homes(request)):
+        yield _of_store(request, name, home)
+        return  # no further: a folder of the user may be a mount that hangs
 
 
 def seen_version(request: RestoreRequest, name: str, folder: str) -> int:

@@ -38,6 +38,9 @@ def test_the_default_cache_root_is_used_where_it_is_there_and_private(homes: tup
     floors.remember(request, "demo", 3)
     assert len(kept(root)) == 1 and not scratch.exists()
     assert floors.seen_version(request, "demo", str(root / "demo")) == 3
+    scratch.mkdir(parents=True, mode=0o700)
+    asked = [floor.state_dir for floor in floors.floors(request, "demo")]
+    assert asked == [f"{root}/.state"], "scratch space may be a mount that hangs"
 
 
 @pytest.mark.parametrize("state", ["absent", "open to others"])
