@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.release import run_cachepipe
 from tests.support.restoring import (
     Published,
     Ran,
@@ -67,6 +69,11 @@ def test_two_deaths_in_the_first_calls_give_one_cold_start_and_then_another_try(
         died = start(demo, tmp_path, how)
         assert died.code == ENDS[how], died.err
         assert died.line["outcome"] in ("restored", "present")
+    state = ("--cache-root", os.path.dirname(demo.root), "--state-dir", str(tmp_path / "state"))
+    told = run_cachepipe("doctor", "--name", "demo", *state, "--json", env=environment(tmp_path))
+    assert told.returncode == 18, told.stderr
+    (check,) = [row for row in json.loads(told.stdout)["checks"] if row["section"] == "quarantine"]
+    assert (check["verdict"], check["value"].partition(" with ")[0]) == ("fail", "2 starts")
     cold = run_restore(tmp_path, *words(demo, tmp_path), *command())
     assert (cold.code, cold.line["outcome"]) == (0, "cold")
     assert f"2 starts with {demo.row.statement[:12]} within 15 minutes did not become ready" in cold.line["reason"]
