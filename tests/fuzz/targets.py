@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import atheris
 
@@ -23,7 +24,7 @@ with atheris.instrument_imports(include=["cachepipe"]):
     from cachepipe.domain.artifact import Blob, check_path, read_table, table_bytes
     from cachepipe.domain.index import PAYLOAD_TYPE, first_index, index_bytes, read_index
     from cachepipe.domain.lock import lock_bytes, lock_of, read_lock
-    from cachepipe.domain.marker import read_marker
+    from cachepipe.domain.marker import marker_bytes, read_marker
     from cachepipe.domain.policy import policy_bytes, read_policy
     from cachepipe.domain.statement import read_statement, statement_bytes
     from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, check_keys, open_envelope, verify
@@ -33,6 +34,7 @@ from cachepipe.workflows.fetch import row_of
 from tests.support import authority
 from tests.support.artifacts import NOW, make_artifact
 from tests.support.manifests import FULL
+from tests.support.release import REPOSITORY
 
 _WORK = tempfile.TemporaryDirectory()
 _PACKED = make_artifact(Path(_WORK.name))
@@ -41,6 +43,13 @@ _JUDGE = check_keys(authority.policy())
 _ENVELOPE = authority.sealed(statement_bytes(_STATEMENT), STATEMENT_PAYLOAD_TYPE, "s")
 _INDEX = first_index("demo", "stable", (row_of(_STATEMENT, _ENVELOPE),), NOW, "0" * 32)
 _SIGNED_INDEX = authority.sealed_index(_INDEX)
+_RECORDS: tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...] = (
+    (lambda data: read_index(data, "demo", "stable", 1), index_bytes),
+    (read_statement, statement_bytes),
+    (read_lock, lock_bytes),
+    (read_marker, marker_bytes),
+    (read_policy, policy_bytes),
+)
 _TABLE = bytes(open_blob((_PACKED.blobs / _STATEMENT.table.digest).read_bytes(), _STATEMENT.table))
 
 
@@ -64,18 +73,12 @@ def open_quietly(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     """An index that is accepted says the same again in its own bytes; so do statement, lock, marker and policy."""
-    readers: tuple[Callable[[], object], ...] = (
-        lambda: index_bytes(read_index(data, "demo", "stable", 1)),
-        lambda: statement_bytes(read_statement(data)),
-        lambda: lock_bytes(read_lock(data)),
-        lambda: read_marker(data),
-        lambda: policy_bytes(read_policy(data)),
-    )
-    for read in readers:
+    for read, write in _RECORDS:
         try:
-            read()
+            found = read(data)
         except (IntegrityError, TrustError):
             continue
+        assert read(write(found)) == found
 
 
 def archive(data: bytes) -> None:
@@ -110,7 +113,10 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[bytes, ...]]] = {
     "envelope": (envelope, (_ENVELOPE, _SIGNED_INDEX)),
     "index": (
         index,
-        (index_bytes(_INDEX), statement_bytes(_STATEMENT), lock_bytes(lock_of(_INDEX, "/r")), policy_bytes(_JUDGE)),
+        (
+            *(index_bytes(_INDEX), statement_bytes(_STATEMENT), lock_bytes(lock_of(_INDEX, "/r"))),
+            *(policy_bytes(_JUDGE), (REPOSITORY / "tests/compat/format-1/marker.json").read_bytes()),
+        ),
     ),
     "archive": (archive, (_TABLE,)),
     "manifest": (manifest, (FULL.encode(),)),
