@@ -28,6 +28,7 @@ def test_no_file_of_properties_is_left_out() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("file", FILES)
 def test_a_property_holds_for_many_examples(file: str) -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=nightly", file]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=nightly"]
+    words += ["--timeout", "3600", file]
     done = subprocess.run(words, env=clean_environment(), cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
