@@ -77,7 +77,7 @@ def _problems(lock: Lock, limits: Limits) -> Iterator[str]:
         yield f"version {lock.version}, wanted 1 or more"
     if lock.root and not is_root(lock.root):
         yield f"root is not an absolute path: {lock.root[:80]!r}"
-    if len({row.statement for row in lock.rows}) != len(lock.rows):
+    if len({row.statement for row in lock.rows}) < len(lock.rows):
         yield "a statement is pinned twice"
     for number, row in enumerate(lock.rows):
         yield from (f"rows[{number}]: {problem}" for problem in _row_problems(row, limits))

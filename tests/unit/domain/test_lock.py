@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -45,11 +45,24 @@ def test_what_is_no_lock_file_says_how_to_write_one(data: bytes) -> None:
     refused(data)
 
 
-def test_a_lock_file_of_another_format_is_refused_with_both_numbers() -> None:
-    assert f"wanted {FORMAT}, found {FORMAT + 1}" in str(refused(changed("format", FORMAT + 1)))
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1, -1, 999])
+def test_a_lock_file_of_another_format_is_refused_with_both_numbers(number: int) -> None:
+    assert f"wanted {FORMAT}, found {number}" in str(refused(changed("format", number)))
+
+
+def test_the_smallest_and_the_largest_numbers_are_read() -> None:
+    for size_bytes, packs_bytes in ((1, 0), (LIMITS.statement_bytes, 2**53)):
+        lock = replace(LOCK, version=1, rows=(replace(ROW, size_bytes=size_bytes, packs_bytes=packs_bytes),))
+        assert read_lock(lock_bytes(lock)) == lock
+
+
+def test_what_was_read_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        read_lock(lock_bytes(LOCK)).version = 7  # type: ignore[misc]
 
 
 def test_a_lock_file_comes_back_as_it_was_in_any_spacing() -> None:
+    assert b'"format":1,' in lock_bytes(LOCK)
     assert read_lock(lock_bytes(LOCK)) == LOCK
     assert read_lock(json.dumps(json.loads(lock_bytes(LOCK)), indent=4).encode()) == LOCK
 
@@ -126,6 +139,15 @@ def test_all_problems_are_told_at_once_and_of_thousands_the_first() -> None:
     many = replace(LOCK, rows=tuple(replace(ROW, statement=f"{n}") for n in range(500)))
     text = str(refused(lock_bytes(many)))
     assert "and 490 more" in text and len(text) < 2000
+    for count in (9, 10):
+        few = str(refused(lock_bytes(replace(many, rows=many.rows[:count]))))
+        assert few.count("not a statement digest") == count and "more" not in few
+
+
+@pytest.mark.parametrize("where", ["name", "channel", "root", "rows.artifact", "rows.statement"])
+def test_of_a_long_text_eighty_characters_are_told(where: str) -> None:
+    text = str(refused(changed(where, "?" * 500)))
+    assert "?" * 80 in text and "?" * 81 not in text
 
 
 @given(st.data())
