@@ -142,6 +142,7 @@ def test_all_problems_are_told_at_once_and_of_thousands_the_first() -> None:
     for count in (9, 10):
         few = str(refused(lock_bytes(replace(many, rows=many.rows[:count]))))
         assert few.count("not a statement digest") == count and "more" not in few
+    assert "; and 1 more" in str(refused(lock_bytes(replace(many, rows=many.rows[:11]))))
 
 
 @pytest.mark.parametrize("where", ["name", "channel", "root", "rows.artifact", "rows.statement"])
