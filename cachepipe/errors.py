@@ -77,9 +77,11 @@ class IntegrityError(CachepipeError):
     exit_code = 13
     hint = "do not use these bytes: publish the release again, or check who can write the store"
 
-    def __init__(self, what: str, problem: str, *, wanted: object = None, found: object = None) -> None:
+    def __init__(
+        self, what: str, problem: str, *, wanted: object = None, found: object = None, hint: str | None = None
+    ) -> None:
         numbers = "" if wanted is None and found is None else f": wanted {wanted}, found {found}"
-        super().__init__(f"{what}: {problem}{numbers}")
+        super().__init__(f"{what}: {problem}{numbers}", hint=hint)
         self.what, self.problem, self.wanted, self.found = what, problem, wanted, found
 
 

@@ -29,6 +29,8 @@ UNION_PREFIX = "inductor/cache/"
 """Files that every entry of a build extends: timings by kernel, keyed so that two files can be united."""
 
 CHOICE_SUFFIX, TIMING_SUFFIX = ".best_config", ".kernel_perf"
+_APART = "build them in one manifest, where they choose alike, or restore each into a folder of its own"
+_SEARCH_MS = "time_taken_ms"
 RECORD_SUFFIXES = (CHOICE_SUFFIX, TIMING_SUFFIX)
 
 TRITON_NAME_CHARS = 150
@@ -105,8 +107,7 @@ def merge_trees(sources: Mapping[int, Path], target: Path) -> Mapping[str, tuple
     Returns:
         Path → numbers of the entries that brought it.
 
-    Of two entries with the same kernel, tuned or compiled twice, the first one's files stay: both started with the same kernel, and
-    what is proved is the merged tree. Files below `inductor/cache/` become their deep union.
+    Of two entries with the same kernel, compiled twice, the first one's files stay. Files below `inductor/cache/` become their deep union.
 
     Raises:
         IntegrityError: two trees hold different bytes at one path, and they do differ in what runs; the path and both entries are named.
@@ -133,7 +134,7 @@ def _united(path: str, one: bytes, other: bytes, entries: tuple[int, int]) -> by
     if not path.startswith(UNION_PREFIX):
         if _is_same_kernel(path, one, other):
             return one
-        raise IntegrityError(where, "different bytes", wanted=sha256(one)[:12], found=sha256(other)[:12])
+        raise IntegrityError(where, "different bytes", wanted=sha256(one)[:12], found=sha256(other)[:12], hint=_APART)
     try:
         united = _union(where, json.loads(one), json.loads(other))
     except ValueError as error:
@@ -143,12 +144,12 @@ def _united(path: str, one: bytes, other: bytes, entries: tuple[int, int]) -> by
 
 
 def _is_same_kernel(path: str, one: bytes, other: bytes) -> bool:
-    """Tells whether two files of one kernel differ only in where its source lay, or in what two searches found."""
+    """Tells whether two files of one kernel differ only in where its source lay, or in how long it took to find the same choice."""
     if path.endswith(TIMING_SUFFIX):
         return _is_timing(one) and _is_timing(other)
     if path.endswith(CHOICE_SUFFIX):
-        chosen_from = _chosen_from(one)
-        return chosen_from is not None and chosen_from == _chosen_from(other)
+        choice = read_choice(one)
+        return choice is not None and choice == read_choice(other)
     if not path.startswith("triton/"):
         return False
     if path.endswith(".cubin"):
@@ -167,13 +168,13 @@ def _is_timing(data: bytes) -> bool:
         return False
 
 
-def _chosen_from(record: bytes) -> str | None:
-    """Returns which configurations a tuning record was chosen from, None if it does not tell."""
+def read_choice(record: bytes) -> Mapping[str, Json] | None:
+    """Returns what a tuning record says but for how long the search took; None if it cannot be read."""
     try:
-        found = json.loads(record)["configs_hash"]
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(record)
+    except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return {name: value for name, value in found.items() if name != _SEARCH_MS} if isinstance(found, dict) else None
 
 
 def _union(where: str, one: Json, other: Json) -> Json:

@@ -14,6 +14,10 @@ from cachepipe.domain.phases import Phases
 from cachepipe.domain.record import Json
 
 LAYERS = ("engine", "aotautograd", "fxgraph", "native", "tuning", "triton")
+RATED = LAYERS[:-1]
+"""What a hit rate is made of. Triton's kernels are not: a graph has hundreds, among which its own miss would not show, and each that
+misses is a Triton compile, which has a gate of its own.
+"""
 """Cache layers in the order of lookup."""
 
 
@@ -269,6 +273,16 @@ def layer_counts_of(lookups: Iterable[Lookup]) -> dict[str, dict[str, int]]:
 
 
 def hit_rate(evidence: EntryEvidence) -> float:
-    """Returns hits ÷ lookups over all layers; 0 when nothing was looked up."""
-    hits = sum(lookup.outcome == "hit" for lookup in evidence.lookups)
-    return hits / len(evidence.lookups) if evidence.lookups else 0.0
+    """Returns hits ÷ lookups over the layers of `RATED`; 0 when nothing was looked up."""
+    return rate_of(layer_counts(evidence)) or 0.0
+
+
+def rate_of(layers: Mapping[str, Mapping[str, int]]) -> float | None:
+    """Returns hits ÷ lookups over the layers of `RATED`; None when nothing was looked up.
+
+    Args:
+        layers: layer → outcome → count.
+    """
+    rows = [layers[layer] for layer in RATED if layer in layers]
+    whole = sum(sum(row.values()) for row in rows)
+    return sum(row["hit"] for row in rows) / whole if whole else None

@@ -9,12 +9,12 @@ from typing import Any
 
 from cachepipe.domain.engine import AOT, LAYER
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket
-from cachepipe.domain.evidence import CHILD_WORK, LAYERS, BucketEvidence, EntryEvidence, hit_rate
+from cachepipe.domain.evidence import CHILD_WORK, RATED, BucketEvidence, EntryEvidence, hit_rate
 from cachepipe.domain.remedies import remedy
 from cachepipe.errors import VerificationError
 
 _GATED = {
-    "min_hit_rate": LAYERS,
+    "min_hit_rate": RATED,
     "max_tuning_runs": ("benchmarks", "tuning_runs", CHILD_WORK),
     "max_compiles": ("triton_compiles", "ptxas_runs", "native_builds", "compiler_runs", CHILD_WORK),
 }
@@ -110,7 +110,9 @@ def _entry_problems(limits: GateLimits, restored: EntryEvidence) -> list[str]:
     rate = hit_rate(restored)
     if not rate >= limits.min_hit_rate:  # so that a limit that is no number refuses
         misses = [
-            f"{miss.layer} {miss.outcome} at {miss.shape_bucket}" for miss in restored.lookups if miss.outcome != "hit"
+            f"{miss.layer} {miss.outcome} at {miss.shape_bucket}"
+            for miss in restored.lookups
+            if miss.outcome != "hit" and miss.layer in RATED
         ]
         shown = "; ".join(dict.fromkeys(misses[:8])) or "nothing was looked up"
         found.append(f"min_hit_rate: limit {limits.min_hit_rate:g}, found {rate:.3f} ({shown})")

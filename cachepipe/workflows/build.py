@@ -44,11 +44,11 @@ from cachepipe.workflows.assemble import (
     references,
 )
 from cachepipe.workflows.carry import Earlier, carried_piece, earlier_artifact
-from cachepipe.workflows.entry_steps import build_entry, keeps_tuned
+from cachepipe.workflows.entry_steps import build_entry, is_settled, keeps_tuned
 from cachepipe.workflows.fetch import read_file_table
 from cachepipe.workflows.jobs import Shop
 from cachepipe.workflows.latency import latency
-from cachepipe.workflows.plan import Plan, PlannedEntry, plan_release, release_fingerprint
+from cachepipe.workflows.plan import Plan, PlannedEntry, chosen_entries, plan_release, release_fingerprint
 from cachepipe.workflows.prove import RestoreSource, judge_proofs, prove_engines
 from cachepipe.workflows.publish import PackedArtifact, missing_objects, publish, rehearse
 from cachepipe.workflows.stage import open_stage
@@ -224,28 +224,14 @@ def _with_keys_of(manifest: Manifest, choice: TrustChoice) -> TrustChoice:
     return replace(choice, statement_key=named.statement_key, index_key=named.index_key)
 
 
-def chosen_entries(plan: Plan, only: Sequence[str]) -> frozenset[str]:
-    """Returns the ids of the entries to build: all, or those of `MODEL` or `MODEL:MODE`.
-
-    Raises:
-        UsageError: a choice that names no entry.
-    """
-    if not only:
-        return frozenset(planned.spec.id for planned in plan.entries)
-    found: set[str] = set()
-    for choice in only:
-        model, _, mode = choice.partition(":")
-        ids = {p.spec.id for p in plan.entries if p.spec.model == model and mode in ("", p.spec.mode)}
-        if not ids:
-            known = ", ".join(sorted({f"{planned.spec.model}:{planned.spec.mode}" for planned in plan.entries}))
-            raise UsageError(f"`--only {choice}` names no entry", hint=f"known: {known}")
-        found |= ids
-    return frozenset(found)
-
-
 def _pieces(run: _Build, earlier: Earlier | None, chosen: frozenset[str]) -> list[Piece]:
-    """Steps 2 and 3: every entry, carried over or built; with `--only` the others are carried over or left out."""
-    say, pieces = run.shop.progress.say, []
+    """Steps 2 and 3: every entry, carried over or built; with `--only` the others are carried over or left out.
+
+    First those whose kernels are chosen already: the others choose alike where they share one.
+    """
+    say = run.shop.progress.say
+    pieces: dict[str, Piece] = {}
+    waiting: list[tuple[PlannedEntry, EntryDir]] = []
     table = None
     for planned in run.plan.entries:
         spec = planned.spec
@@ -253,16 +239,18 @@ def _pieces(run: _Build, earlier: Earlier | None, chosen: frozenset[str]) -> lis
         is_held = earlier is not None and planned.key in earlier.numbers
         if is_held and earlier is not None and run.store is not None:
             table = table or read_file_table(run.store, earlier.artifact.statement)
-            pieces.append(carried_piece(run.store, earlier, planned, entry, table))
+            pieces[spec.id] = carried_piece(run.store, earlier, planned, entry, table)
             say(f"carried over: {spec.id}: unchanged since {earlier.artifact.statement.artifact}")
         elif spec.id in chosen:
-            siblings = [piece.tree for piece in pieces]
-            done = build_entry(run.shop, spec, entry, run.manifest.gates.max_graph_breaks, siblings)
-            _report(run, done.evidences)
-            pieces.append(new_piece(planned, entry, done))
+            waiting.append((planned, entry))
         else:
             say(f"warning: left out: {spec.id}: not chosen by `--only`, and the channel holds no unchanged one")
-    return pieces
+    for planned, entry in sorted(waiting, key=lambda one: not is_settled(one[1])):
+        siblings = [piece.tree for piece in pieces.values()]
+        done = build_entry(run.shop, planned.spec, entry, run.manifest.gates.max_graph_breaks, siblings)
+        _report(run, done.evidences)
+        pieces[planned.spec.id] = new_piece(planned, entry, done)
+    return [pieces[planned.spec.id] for planned in run.plan.entries if planned.spec.id in pieces]
 
 
 def _entry_dir(run: _Build, planned: PlannedEntry, is_fresh: bool) -> EntryDir:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cachepipe.adapters.cachetree import CHOICE_SUFFIX, KINDS, kind_of, list_tree, name_cubins_in_full
+from cachepipe.adapters.cachetree import CHOICE_SUFFIX, KINDS, kind_of, list_tree, name_cubins_in_full, read_choice
 from cachepipe.adapters.execute import resolved_variables
 from cachepipe.adapters.openwatch import OpenWatch
 from cachepipe.adapters.workdir import BuildRoot, EntryDir
@@ -187,9 +187,16 @@ def seed(root: BuildRoot, device: str, trees: Sequence[Path]) -> None:
     root.fill(own, lambda path: is_seed(device, path))
     for sibling in reversed(siblings):
         for file in list_tree(sibling):
-            there = root.path / file.path
-            if file.path.endswith(CHOICE_SUFFIX) and there.exists():
-                there.write_bytes((sibling / file.path).read_bytes())
+            there, data = root.path / file.path, sibling / file.path
+            is_shared = file.path.endswith(CHOICE_SUFFIX) and there.exists()
+            if is_shared and _is_same_search(there.read_bytes(), data.read_bytes()):
+                there.write_bytes(data.read_bytes())
+
+
+def _is_same_search(one: bytes, other: bytes) -> bool:
+    """torch ignores a record of another list of configurations, and would search again."""
+    hashes = [(read_choice(data) or {}).get("configs_hash") for data in (one, other)]
+    return isinstance(hashes[0], str) and hashes[0] == hashes[1]
 
 
 def is_seed(device: str, path: str) -> bool:
@@ -263,6 +270,11 @@ def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     with turn(shop, spec):
         run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))
     return entry.finish("eager")
+
+
+def is_settled(entry: EntryDir) -> bool:
+    """Tells whether an entry's kernels are chosen: its tree is taken as it is."""
+    return _finished_facts(entry) is not None
 
 
 def _finished_facts(entry: EntryDir) -> TreeFacts | None:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,3 +108,22 @@ def plan_release(manifest: Manifest, manifest_path: Path, device: str) -> Plan:
 def _references(model: FactoryModel) -> dict[str, str]:
     named = {"factory": model.factory, "inputs": model.inputs, "loss": model.loss}
     return {name: text for name, text in named.items() if isinstance(text, str)}
+
+
+def chosen_entries(plan: Plan, only: Sequence[str]) -> frozenset[str]:
+    """Returns the ids of the entries to build: all, or those of `MODEL` or `MODEL:MODE`.
+
+    Raises:
+        UsageError: a choice that names no entry.
+    """
+    if not only:
+        return frozenset(planned.spec.id for planned in plan.entries)
+    found: set[str] = set()
+    for choice in only:
+        model, _, mode = choice.partition(":")
+        ids = {p.spec.id for p in plan.entries if p.spec.model == model and mode in ("", p.spec.mode)}
+        if not ids:
+            known = ", ".join(sorted({f"{planned.spec.model}:{planned.spec.mode}" for planned in plan.entries}))
+            raise UsageError(f"`--only {choice}` names no entry", hint=f"known: {known}")
+        found |= ids
+    return frozenset(found)

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cachepipe.domain.entry import bucket_label
-from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Uncounted, Work, hit_rate, layer_counts
+from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Uncounted, Work, layer_counts, rate_of
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief
 from cachepipe.domain.record import Json, to_json
@@ -89,10 +90,12 @@ class Report:
     @property
     def hit_rate(self) -> float | None:
         """Returns hits ÷ lookups of the restored processes; None without any."""
-        steps = [row for row in self.steps if row.step in PROOF_STEPS]
-        counts = [counts for row in steps for counts in row.layers.values()]
-        whole = sum(sum(row.values()) for row in counts)
-        return sum(row["hit"] for row in counts) / whole if whole else None
+        whole: dict[str, Counter[str]] = {}
+        for row in self.steps:
+            if row.step in PROOF_STEPS:
+                for layer, counts in row.layers.items():
+                    whole.setdefault(layer, Counter()).update(counts)
+        return rate_of(whole)
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -213,7 +216,7 @@ def _step_row(evidence: EntryEvidence) -> StepRow:
     return StepRow(
         entry=evidence.entry,
         step=evidence.step,
-        hit_rate=round(hit_rate(evidence), 4) if evidence.lookups else None,
+        hit_rate=None if (rate := rate_of(layer_counts(evidence))) is None else round(rate, 4),
         layers=layer_counts(evidence),
         work=evidence.work,
         import_s=evidence.import_s,

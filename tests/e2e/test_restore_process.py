@@ -754,7 +754,7 @@ def test_releases_that_share_a_kernel_become_one_folder(tmp_path: Path) -> None:
     published = []
     for number, name in enumerate(("one", "two")):
         found = files_below(str(tmp_path / name))
-        record = b'{"XBLOCK": %d, "configs_hash": "h", "time_taken_ms": %d}' % (64 << number, number)
+        record = b'{"XBLOCK": 64, "configs_hash": "h", "time_taken_ms": %d}' % number
         files = {**found, "inductor/ab/shared.best_config": record, f"inductor/cd/{name}.py": b"# own"}
         published.append(publish_release(tmp_path, name, files=files))
     one, two = published
@@ -763,6 +763,16 @@ def test_releases_that_share_a_kernel_become_one_folder(tmp_path: Path) -> None:
     found = files_below(service_environment(ran)["CACHEPIPE_ROOT"])
     assert {path: found[path] for path in one.files} == one.files
     assert found.keys() == one.files.keys() | two.files.keys()
+
+
+def test_releases_that_chose_otherwise_for_one_kernel_are_refused_by_name(tmp_path: Path) -> None:
+    path = "inductor/ab/shared.best_config"
+    for number, name in enumerate(("one", "two")):
+        record = b'{"XBLOCK": %d, "configs_hash": "h", "time_taken_ms": 1}' % (64 << number)
+        published = publish_release(tmp_path, name, files={path: record, f"inductor/cd/{name}.py": b"# own"})
+    ran = run_restore(tmp_path, published.store.url, "--name", "one", "--name", "two", *command())
+    assert (ran.code, ran.line["outcome"]) == (0, "cold")
+    assert path in ran.line["reason"] and "build them in one manifest" in ran.line["hint"]
 
 
 def test_several_releases_become_one_folder(tmp_path: Path, demo: Published) -> None:

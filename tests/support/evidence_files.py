@@ -144,7 +144,7 @@ def write_release(
             )
         write_evidence(folder, evidence(entry, "verify", restored, 1 if is_missed else None, **changes))
     refused = [
-        "reranker/float16/reduce-overhead: min_hit_rate: limit 1, found 0.889 (aotautograd miss at batch=8,seq=128)"
+        "reranker/float16/reduce-overhead: min_hit_rate: limit 1, found 0.833 (aotautograd miss at batch=8,seq=128)"
     ]
     write_json(
         folder / "verify.cuda.json",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import subprocess
 import tarfile
@@ -105,23 +106,20 @@ def test_a_launcher_that_was_compiled_in_two_folders_is_one_launcher(tmp_path: P
     assert (tmp_path / "merged" / path).read_bytes() == (trees[0] / path).read_bytes()
 
 
-def record(choice: int, hashed: str = "h") -> bytes:
-    return b'{"XBLOCK": %d, "num_warps": 4, "configs_hash": "%s", "time_taken_ms": %d}' % (
-        choice,
-        hashed.encode(),
-        choice,
-    )
+def record(choice: int, hashed: str = "h", took: int = 1) -> bytes:
+    tree = {"XBLOCK": choice, "num_warps": 4, "configs_hash": hashed, "found_by_coordesc": True, "time_taken_ms": took}
+    return json.dumps(tree).encode()
 
 
 @pytest.mark.parametrize(
     ("path", "one", "two"),
     [
-        ("inductor/ab/x.best_config", record(64), record(128)),
+        ("inductor/ab/x.best_config", record(64), record(64, took=2)),
         ("inductor/ab/x.kernel_perf", b"0.25", b"0.5"),
         ("inductor/ab/x.kernel_perf", b"0.25 inf", b"0.5 0.1"),
     ],
 )
-def test_of_two_searches_for_one_kernel_the_first_counts(tmp_path: Path, path: str, one: bytes, two: bytes) -> None:
+def test_how_long_a_search_took_is_no_difference(tmp_path: Path, path: str, one: bytes, two: bytes) -> None:
     trees = {number: write_tree(tmp_path / str(number), {path: data}) for number, data in enumerate((one, two))}
     assert merge_trees(trees, tmp_path / "merged") == {path: (0, 1)}
     assert (tmp_path / "merged" / path).read_bytes() == one
@@ -131,6 +129,7 @@ def test_of_two_searches_for_one_kernel_the_first_counts(tmp_path: Path, path: s
     ("path", "two"),
     [
         ("inductor/ab/x.best_config", record(64, "other")),
+        ("inductor/ab/x.best_config", record(128)),
         ("inductor/ab/x.best_config", b"{}"),
         ("inductor/ab/x.best_config", b"[1]"),
         ("inductor/ab/x.best_config", b"cut"),
@@ -143,7 +142,7 @@ def test_of_two_searches_for_one_kernel_the_first_counts(tmp_path: Path, path: s
         ("inductor/ab/x.ptx", b"other"),
     ],
 )
-def test_records_of_other_searches_and_all_else_are_refused(tmp_path: Path, path: str, two: bytes) -> None:
+def test_other_choices_and_all_else_are_refused(tmp_path: Path, path: str, two: bytes) -> None:
     one = {".kernel_perf": b"0.25", ".so": b"\x7fELF one"}.get(Path(path).suffix, record(64))
     trees = {number: write_tree(tmp_path / str(number), {path: data}) for number, data in enumerate((one, two))}
     with pytest.raises(IntegrityError, match="different bytes"):

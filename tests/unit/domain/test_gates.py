@@ -7,7 +7,16 @@ import pytest
 
 from cachepipe.adapters.torch_work import NAMES
 from cachepipe.domain.entry import Context, DynamicDim, EntrySpec
-from cachepipe.domain.evidence import CHILD_WORK, LAYERS, BucketEvidence, EntryEvidence, Lookup, Uncounted, Work
+from cachepipe.domain.evidence import (
+    CHILD_WORK,
+    RATED,
+    BucketEvidence,
+    EntryEvidence,
+    Lookup,
+    Uncounted,
+    Work,
+    hit_rate,
+)
 from cachepipe.domain.gates import (
     _GATED,
     GateLimits,
@@ -117,7 +126,7 @@ def test_limits_of_the_manifest_count() -> None:
         *((kind, ["max_tuning_runs"]) for kind in ("benchmarks", "tuning_runs")),
         *((kind, ["max_compiles"]) for kind in ("triton_compiles", "native_builds")),
         (CHILD_WORK, ["max_tuning_runs", "max_compiles"]),
-        *((layer, ["min_hit_rate"]) for layer in LAYERS),
+        *((layer, ["min_hit_rate"]) for layer in RATED),
         *((kind, []) for kind in FREE_WORK),
     ],
 )
@@ -131,6 +140,23 @@ def test_a_gate_is_not_passed_by_what_could_not_be_counted(kind: str, gates: lis
         with pytest.raises(VerificationError) as caught:
             refuse(violations, "prove")
         assert "take a newer cachepipe" in caught.value.hint
+
+
+def test_a_missed_graph_does_not_hide_behind_the_kernels_that_triton_found() -> None:
+    graphs = [Lookup("batch=1", f"{number}/0", "fxgraph", "hit" if number else "miss", "f") for number in range(4)]
+    kernels = [Lookup("batch=1", "", "triton", "hit", f"triton_poi_{number}") for number in range(400)]
+    found = replace(evidence(*GOOD), lookups=(*graphs, *kernels))
+    assert hit_rate(found) == 0.75
+    (text,) = judge(GateLimits(min_hit_rate=0.9), spec(), found, REFERENCES)
+    assert "min_hit_rate: limit 0.9, found 0.750 (fxgraph miss at batch=1)" in text
+
+
+def test_a_kernel_that_triton_compiled_is_judged_by_the_gate_of_compiles_alone() -> None:
+    lookups = (*evidence(*GOOD).lookups, Lookup("batch=1", "", "triton", "miss", "triton_mm_4"))
+    found = replace(evidence(*GOOD), lookups=lookups, work=Work(triton_compiles=1))
+    (text,) = judge(GateLimits(), spec(), found, REFERENCES)
+    assert "max_compiles: limit 0, found 1" in text
+    assert judge(GateLimits(max_compiles=1), spec(), found, REFERENCES) == ()
 
 
 def test_a_hit_rate_of_lookups_that_were_dropped_does_not_pass_and_no_limit_asks_for_none() -> None:

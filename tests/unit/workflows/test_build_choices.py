@@ -17,10 +17,9 @@ from cachepipe.domain.manifest_reader import read_manifest
 from cachepipe.domain.statement import FORMAT, EntryRecord, Statement
 from cachepipe.errors import BuildError, UsageError
 from cachepipe.workflows.assemble import Piece, check_size, explain_bytes
-from cachepipe.workflows.build import chosen_entries
 from cachepipe.workflows.carry import Earlier, part_of_table
 from cachepipe.workflows.fetch import Artifact
-from cachepipe.workflows.plan import Plan, PlannedEntry
+from cachepipe.workflows.plan import Plan, PlannedEntry, chosen_entries
 from cachepipe.workflows.targets import matching_devices
 from cachepipe.workflows.verify import stale_entries
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from cachepipe.adapters.workdir import Binding, WorkDir, build_root
@@ -58,27 +59,30 @@ def test_settle_rounds_are_seeded_with_the_records_of_all_earlier_rounds_and_on_
     assert is_seed("cuda", "inductor/cache/system") and not is_seed("cuda", "inductor/fxgraph/ab/key/graph")
 
 
-def test_a_kernel_that_an_earlier_entry_has_is_chosen_as_there(tmp_path: Path) -> None:
-    files = {
-        "first": {"inductor/ab/shared.best_config": "first", "inductor/cd/other.best_config": "first"},
-        "second": {"inductor/ab/shared.best_config": "second", "inductor/ef/pair.best_config": "second"},
-        "own": {"inductor/ab/shared.best_config": "own", "inductor/ef/pair.best_config": "own"},
+def choice(of: str, hashed: str = "h") -> bytes:
+    return json.dumps({"XBLOCK": of, "configs_hash": hashed, "time_taken_ms": 1}).encode()
+
+
+def test_a_kernel_that_another_entry_has_is_chosen_as_there(tmp_path: Path) -> None:
+    shared, pair, other = (f"inductor/ab/{name}.best_config" for name in ("shared", "pair", "other"))
+    own, searched = "inductor/gh/own.best_config", "inductor/ij/searched.best_config"
+    rest = ("inductor/cache/system", "triton/0/K/k.cubin")
+    trees = {
+        "first": {shared: choice("first"), other: choice("first"), searched: choice("first", "another list")},
+        "second": {shared: choice("second"), pair: choice("second"), own: b"cut"},
+        "own": {name: choice("own") for name in (shared, pair, own, searched)},
     }
-    files["own"] |= {"inductor/gh/own.best_config": "own", "inductor/cache/system": "own", "triton/0/K/k.cubin": "own"}
-    files["first"] |= {"inductor/cache/system": "first", "triton/0/K/k.cubin": "first"}
-    trees = [
-        write_tree(tmp_path / name, {path: text.encode() for path, text in tree.items()})
-        for name, tree in files.items()
+    folders = [
+        write_tree(tmp_path / name, {**tree, **dict.fromkeys(rest, name.encode())}) for name, tree in trees.items()
     ]
     (tmp_path / "cache").mkdir(mode=0o700)
     with build_root(tmp_path / "cache" / "demo") as root:
-        seed(root, "cuda", trees)
-        found = {
-            path.relative_to(root.path).as_posix(): path.read_text() for path in root.path.rglob("*") if path.is_file()
-        }
+        seed(root, "cuda", folders)
+        found = {p.relative_to(root.path).as_posix(): p.read_bytes() for p in root.path.rglob("*") if p.is_file()}
     assert found == {
-        "inductor/ab/shared.best_config": "first",
-        "inductor/ef/pair.best_config": "second",
-        "inductor/gh/own.best_config": "own",
-        "inductor/cache/system": "own",
+        shared: choice("first"),
+        pair: choice("second"),
+        own: choice("own"),
+        searched: choice("own"),
+        rest[0]: b"own",
     }

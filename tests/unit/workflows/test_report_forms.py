@@ -118,7 +118,7 @@ def test_two_releases_are_compared_by_shape_bucket_hits_and_size(missed: Report,
     verdicts = {(row.entry, row.shape_bucket): row.verdict for row in found.shape_buckets}
     assert verdicts[ENTRIES[1], "batch=8,seq=128"] == "slower"
     assert sum(verdict == "same" for verdict in verdicts.values()) == 5
-    assert (found.hit_rate_before, round(found.hit_rate_now or 0, 3)) == (1.0, 0.944)
+    assert (found.hit_rate_before, round(found.hit_rate_now or 0, 3)) == (1.0, 0.917)
     assert found.size_before > found.size_now and len(found.new_misses) == 1 and found.mended_misses == ()
     back = compare(missed, whole)
     assert back.mended_misses == found.new_misses and back.new_misses == ()
@@ -134,7 +134,7 @@ def test_entries_that_came_or_went_are_no_change_of_speed(whole: Report, tmp_pat
 
 def test_case_m1_e6_h7_the_json_document_has_phases_per_call_and_layers_per_compile(missed: Report) -> None:
     tree = report_json(missed)
-    assert tree["hit_rate"] == pytest.approx(17 / 18) and len(tree["violations"]) == 1
+    assert tree["hit_rate"] == pytest.approx(11 / 12) and len(tree["violations"]) == 1
     call = tree["shape_buckets"][0]
     assert call["cold_phases"]["tune_s"] > call["cold_phases"]["trace_s"] > 0 and call["phases"]["capture_s"] > 0
     compiled = next(row for row in tree["details"]["compiles"] if row["layers"]["aotautograd"] == "miss")
