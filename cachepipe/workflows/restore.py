@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.cold_folder import sweep_cold
@@ -55,6 +56,13 @@ FAIL_POINTS = (
 _PARTS = ".cachepipe/parts"
 _BELOW = ("inductor/", "triton/", "engine/")
 """Where an artifact's files lie; beside them the folder holds what is ours, which no artifact may write."""
+
+
+class _Present(NamedTuple):
+    """A folder that is complete already, and its marker as this start judges it: not the one that wrote it."""
+
+    outcome: RestoreOutcome
+    renewed: Marker
 
 
 def restore(request: RestoreRequest) -> RestoreOutcome:
@@ -93,7 +101,7 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
     # 5 place
     marker = _marker(request, sources, artifacts, variables, rows)
     placed = _place(request, statements, marker)
-    if isinstance(placed, RestoreOutcome):
+    if isinstance(placed, _Present):
         return _judged_present(request, sources, placed, store)
     place, notes = placed
     try:
@@ -123,14 +131,17 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
 
 
 def _judged_present(
-    request: RestoreRequest, sources: Sequence[Source], found: RestoreOutcome, store: Store
+    request: RestoreRequest, sources: Sequence[Source], found: _Present, store: Store
 ) -> RestoreOutcome:
+    outcome, renewed = found
     try:
-        bound(request, store, sources, found.folder)
+        bound(request, store, sources, outcome.folder)
     except TrustError:
-        found.lease.close()
+        outcome.lease.close()
         raise
-    return replace(found, notes=(*found.notes, *warnings(sources)))
+    # Next time without these requests: by the index version and the host that were just found to fit.
+    present.renew_marker(outcome.folder, renewed)
+    return replace(outcome, notes=(*outcome.notes, *warnings(sources)))
 
 
 def _store(request: RestoreRequest) -> Store:
@@ -187,8 +198,8 @@ def _marker(
 
 def _place(
     request: RestoreRequest, statements: Sequence[Statement], marker: Marker
-) -> tuple[Place, tuple[str, ...]] | RestoreOutcome:
-    """Returns a folder to fill with the reasons against earlier ones, or the outcome when it is complete already.
+) -> tuple[Place, tuple[str, ...]] | _Present:
+    """Returns a folder to fill with the reasons against earlier ones, or one that is complete already.
 
     Raises:
         UnsafePathError, NoRoomError: no candidate can be used.
@@ -210,10 +221,8 @@ def _place(
         opened = present.open_present(folder, digests)
         if opened is not None:
             place.release()
-            # Next time without these requests: by the index version and the host that were just found to fit.
-            present.renew_marker(folder, replace(marker, root=folder, files=opened[0].files, bytes=opened[0].bytes))
-            judged = replace(opened[0], trust=marker.trust)  # by this start, not by the one that wrote the folder
-            return outcome_of(request, "present", folder, judged, opened[1], notes)
+            renewed = replace(marker, root=folder, files=opened[0].files, bytes=opened[0].bytes)
+            return _Present(outcome_of(request, "present", folder, renewed, opened[1], notes), renewed)
         try:
             place.hold()
         except UnsafePathError as error:

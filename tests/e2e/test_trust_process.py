@@ -33,6 +33,7 @@ from tests.support.restoring import (
     publish_release,
     restore_words,
     run_restore,
+    service_environment,
 )
 
 STARTED = command(["echo", "started"])
@@ -324,6 +325,35 @@ def test_a_renewed_version_of_what_lies_there_is_remembered(tmp_path: Path, demo
     assert run_restore(tmp_path, *words(demo, *seen)).line["outcome"] == "present"
     roll_back(demo, 2)
     assert run_restore(tmp_path, *into(tmp_path / "fresh", demo, *seen)).code == 14
+
+
+def test_a_start_that_finds_its_folder_tells_the_service_the_dates_of_the_index_that_it_read(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    assert run_restore(tmp_path, *words(demo, "--trust", file)).line["outcome"] == "restored"
+    renew(demo.store, "demo", "stable", _now() + timedelta(seconds=60))
+    newest = read_channel(demo.store, "demo", "stable", _now() + timedelta(seconds=60)).index
+    for _ in ("all requests", "by the renewed marker"):
+        ran = run_restore(tmp_path, *words(demo, "--trust", file), *command())
+        assert ran.line["outcome"] == "present"
+        assert service_environment(ran)["CACHEPIPE_INDEX_DATES"] == f"{newest.created_at}/{newest.expires_at}"
+
+
+def test_a_version_that_is_refused_beside_the_folder_does_not_get_into_its_marker(
+    tmp_path: Path, demo: Published, file: str
+) -> None:
+    asked = (demo.store.url, "--name", "demo", "--trust", file, "--strict")
+    assert run_restore(tmp_path, *asked).line["outcome"] == "restored"
+    marker = Path(demo.root, ".cachepipe/marker.json")
+    before = marker.read_bytes()
+    renew(demo.store, "demo", "stable", _now())
+    (floor := Path(demo.root).parent / ".state/floors/demo@stable").write_text("3\n")
+    ran = run_restore(tmp_path, *asked)
+    assert (ran.code, "this node has seen 3 or later" in ran.line["reason"]) == (14, True)
+    assert marker.read_bytes() == before
+    floor.unlink()
+    assert run_restore(tmp_path, *asked).line["outcome"] == "present"
+    assert read_marker(marker.read_bytes()).index_version == 2
 
 
 def test_what_another_store_named_is_not_current_for_this_one(tmp_path: Path, demo: Published, file: str) -> None:
