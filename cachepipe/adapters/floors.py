@@ -9,13 +9,16 @@ can do no more than refuse us a start with the cache, or what could be done with
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from dataclasses import dataclass
 
 from cachepipe.adapters.regular_file import open_regular
 from cachepipe.domain.limits import LIMITS
 
 FOLDER = "floors"
+_LOCK_S, _POLL_S = 1.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,29 @@ class Floor:
         temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(temporary, "xb") as file:
-                file.write(b"%d\n" % version)
-            os.replace(temporary, path)
+            handle = _alone_in(os.path.dirname(path))
+            try:
+                if version > self.seen():  # another start may have written a higher one meanwhile
+                    with open(temporary, "xb") as file:
+                        file.write(b"%d\n" % version)
+                    os.replace(temporary, path)
+            finally:
+                os.close(handle)
         except OSError:
             return False
         return True
+
+
+def _alone_in(folder: str) -> int:
+    """Returns a descriptor that holds the folder's lock; after a moment one without: a stopped holder makes nobody forget."""
+    handle, until = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + _LOCK_S
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        except OSError:
+            break  # a file system without locks
+        else:
+            break
+    return handle

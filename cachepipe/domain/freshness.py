@@ -41,17 +41,24 @@ def check_fresh(index: Index, policy: Policy, now: datetime) -> None:
         )
 
 
-def check_floor(label: str, version: int, minimum: int, whose: str) -> None:
+def check_floor(label: str, version: int, minimum: int, whose: str, kept: str = "") -> None:
     """Returns if an index is of this version or a later one.
+
+    Args:
+        label: of the index.
+        version: its own.
+        minimum: that is allowed.
+        whose: who wants it, for the error.
+        kept: file that holds the minimum; empty: a policy does.
 
     Raises:
         TrustError: it is older; both numbers are named.
     """
     if version < minimum:
-        raise TrustError(
-            f"the index is older than allowed: {label}, {whose} {minimum} or later",
-            hint="an older version was played back, or the store was made anew: look who can write it",
-        )
+        hint = "an older version was played back, or the store was made anew: look who can write it"
+        if kept:
+            hint += f"; if it was made anew, or another store is meant now, remove {kept}"
+        raise TrustError(f"the index is older than allowed: {label}, {whose} {minimum} or later", hint=hint)
 
 
 def expiry(index: Index, policy: Policy) -> datetime:

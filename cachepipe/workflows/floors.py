@@ -9,13 +9,19 @@ to another root, which has other floors.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cachepipe.adapters import cachedir
 from cachepipe.adapters.floors import Floor
 from cachepipe.domain.record import sha256
 from cachepipe.errors import UnsafePathError
 from cachepipe.workflows.outcome import RestoreRequest, state_dir
+
+_MOUNT_S = 0.3
+"""For the answer of a mount that is asked to be sure alone."""
 
 
 def floors(request: RestoreRequest, name: str, folder: str = "") -> Iterator[Floor]:
@@ -32,9 +38,9 @@ def floors(request: RestoreRequest, name: str, folder: str = "") -> Iterator[Flo
     if options.dest or options.state_dir:
         yield Floor(state_dir(options, os.path.abspath(options.dest)), name, options.channel)
         return
-    for home in filter(_is_private, _homes(request)):
+    # All of them: an earlier start may have found the better ones absent, or not writable, and have gone on to another.
+    for home in _private_homes(request):
         yield _of_store(request, name, home)
-        return  # no further: a folder of the user may be a mount that hangs
 
 
 def seen_version(request: RestoreRequest, name: str, folder: str) -> int:
@@ -78,10 +84,37 @@ def _homes(request: RestoreRequest) -> tuple[str, ...]:
     return (cachedir.DEFAULT_CACHE_ROOT, *scratch)
 
 
+def _private_homes(request: RestoreRequest) -> list[str]:
+    """Returns the homes that only we can change.
+
+    What variables of the user name may be a mount that hangs. It is waited for without end only where the default cache root
+    cannot be used, since then the release is looked for there too.
+    """
+    homes, private, asking = _homes(request), list[str](), list[threading.Thread]()
+    safe = (cachedir.DEFAULT_CACHE_ROOT, *cachedir.scratch_folders({}))
+
+    def ask(home: str) -> None:
+        if _is_private(home):
+            private.append(home)
+
+    for home in homes:
+        if home in safe or cachedir.DEFAULT_CACHE_ROOT not in private:
+            ask(home)
+            continue
+        with suppress(RuntimeError):  # no thread to be had
+            thread = threading.Thread(target=ask, args=(home,), daemon=True)
+            thread.start()
+            asking.append(thread)
+    until = time.monotonic() + _MOUNT_S
+    for thread in asking:
+        thread.join(max(0.0, until - time.monotonic()))
+    return list(private)
+
+
 def _is_private(home: str) -> bool:
     try:
         cachedir.check_private(home, closes=False)
-    except UnsafePathError:
+    except (UnsafePathError, OSError):
         return False
     return True
 

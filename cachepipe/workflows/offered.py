@@ -77,7 +77,8 @@ def _bound(request: RestoreRequest, store: Store, source: Source, folder: str) -
         return  # such a store may be made anew at will
     label = f"{source.name}@{source.channel}:{source.version}"
     for floor in floors.floors(request, source.name, folder):
-        check_floor(label, source.version, floor.seen(), f"{floor.path} says that this node has seen")
+        whose = f"{floor.path} says that this node has seen"
+        check_floor(label, source.version, floor.seen(), whose, kept=floor.path)
     floors.remember(request, source.name, source.version, folder)
 
 

@@ -351,6 +351,7 @@ def test_a_version_that_is_refused_beside_the_folder_does_not_get_into_its_marke
     ran = run_restore(tmp_path, *asked)
     assert (ran.code, "this node has seen 3 or later" in ran.line["reason"]) == (14, True)
     assert marker.read_bytes() == before
+    assert ran.line["hint"].endswith(f"if it was made anew, or another store is meant now, remove {floor}")
     floor.unlink()
     assert run_restore(tmp_path, *asked).line["outcome"] == "present"
     assert read_marker(marker.read_bytes()).index_version == 2

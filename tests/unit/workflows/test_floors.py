@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Barrier, Event
 
 import pytest
 
 from cachepipe.adapters import cachedir
+from cachepipe.adapters.floors import Floor
 from cachepipe.workflows import floors
 from cachepipe.workflows.outcome import RestoreRequest
 from cachepipe.workflows.restore_options import Options
@@ -38,9 +44,50 @@ def test_the_default_cache_root_is_used_where_it_is_there_and_private(homes: tup
     floors.remember(request, "demo", 3)
     assert len(kept(root)) == 1 and not scratch.exists()
     assert floors.seen_version(request, "demo", str(root / "demo")) == 3
-    scratch.mkdir(parents=True, mode=0o700)
-    asked = [floor.state_dir for floor in floors.floors(request, "demo")]
-    assert asked == [f"{root}/.state"], "scratch space may be a mount that hangs"
+
+
+@pytest.mark.parametrize("obstacle", ["no cache root yet", "a state folder that is none"])
+def test_a_version_is_found_again_wherever_the_start_that_saw_it_could_write(
+    homes: tuple[Path, Path], obstacle: str
+) -> None:
+    root, scratch = homes
+    request = request_of(scratch)
+    if obstacle != "no cache root yet":
+        root.mkdir(mode=0o700)
+    if obstacle == "a state folder that is none":
+        (root / ".state").write_text("")
+    floors.remember(request, "demo", 3)
+    assert (kept(root) if root.exists() else [], len(kept(scratch))) == ([], 1)
+    root.mkdir(mode=0o700, exist_ok=True)
+    assert floors.seen_version(request, "demo", "") == 3
+    assert floors.seen_version(request, "demo", str(root / "demo")) == 3
+    if obstacle == "a state folder that is none":
+        (root / ".state").unlink()
+    floors.remember(request, "demo", 2)
+    assert floors.seen_version(request, "demo", "") == 3, "the highest counts, wherever it lies"
+
+
+def test_a_folder_of_the_user_that_hangs_delays_no_start_that_has_its_cache_root(
+    homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, scratch = homes
+    root.mkdir(mode=0o700)
+    request, over = request_of(scratch), Event()
+    floors.remember(request, "demo", 3)
+    real = cachedir.check_private
+
+    def hang(folder: str, *, closes: bool = True) -> None:
+        if folder == str(scratch):
+            assert over.wait(60)
+        real(folder, closes=closes)
+
+    monkeypatch.setattr(cachedir, "check_private", hang)
+    try:
+        began = time.monotonic()
+        assert floors.seen_version(request, "demo", "") == 3
+        assert time.monotonic() - began < 10, "the answer came while the mount was silent"
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("state", ["absent", "open to others"])
@@ -60,6 +107,26 @@ def test_an_older_version_lowers_no_floor(homes: tuple[Path, Path]) -> None:
     for version in (3, 2):
         floors.remember(request, "demo", version)
     assert floors.seen_version(request, "demo", "") == 3
+
+
+def test_starts_that_remember_at_once_never_lower_a_floor(tmp_path: Path) -> None:
+    versions, floor = range(1, 9), Floor(str(tmp_path), "demo", "stable")
+    together = Barrier(len(versions))
+    for _ in range(20):
+        with ThreadPoolExecutor(len(versions)) as pool:
+            assert all(pool.map(lambda version: together.wait(60) >= 0 and floor.remember(version), versions))
+        assert floor.seen() == versions[-1]
+        Path(floor.path).unlink()
+    assert os.listdir(tmp_path / "floors") == []
+
+
+def test_a_start_that_was_stopped_while_it_remembered_keeps_no_other_from_it(tmp_path: Path) -> None:
+    (tmp_path / "floors").mkdir()
+    handle = os.open(tmp_path / "floors", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    floor = Floor(str(tmp_path), "demo", "stable")
+    assert (floor.remember(3), floor.seen()) == (True, 3)
+    os.close(handle)
 
 
 def test_without_a_folder_another_store_and_another_channel_have_other_floors(homes: tuple[Path, Path]) -> None:
