@@ -5,7 +5,7 @@ to `gone.<random>`, so that a removal that is cut short goes on at the next star
 is never touched: a shell that read `--env-file` may use it after our command, and holds nothing.
 
 The names of scratch places can be guessed, so another user may stand at all of them and have prepared torch's default folder as
-well, which torch takes as it is. Then ours is `<scratch>.<random>`, found again by who owns it.
+well, which torch takes as it is. Then ours is `<scratch>.<16 hex digits>`, found again by who owns it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from cachepipe.errors import CachepipeError, UnsafePathError
 SWEEP_S = 0.2
 """A start does not wait longer for what others have left."""
 _COLD, _GONE = "cold.", "gone."
+_RANDOM_BYTES, _HEX = 8, frozenset("0123456789abcdef")
 _MOST_BESIDE = 64
 """Names like ours that are looked at; another user may have made any number."""
 
@@ -43,13 +45,8 @@ def cold_folder(places: Sequence[str], *, asks_room: bool = True, is_held: bool 
     A full place is taken when no other has room: torch's own default, which another user may have made, is worse.
     """
     for has_room in (True, False) if asks_room else (False,):
-        for open_place in (_as_named, _beside):
-            for place in places:
-                try:
-                    path = _new_folder(open_place(place), has_room)
-                except (CachepipeError, OSError):
-                    continue
-                return ColdFolder(path, Lease.take(path, is_shared=True) if is_held else None)
+        for path in _made(places, has_room):
+            return ColdFolder(path, Lease.take(path, is_shared=True) if is_held else None)
     return None
 
 
@@ -59,27 +56,53 @@ def writable_place(places: Sequence[str]) -> str:
     return next((path for path in parents if os.access(path, os.W_OK | os.X_OK, effective_ids=True)), "")
 
 
-def _as_named(place: str) -> str:
-    make_private(place)
-    return place
+def _made(places: Sequence[str], has_room: bool) -> Iterator[str]:
+    """Yields new folders: in the places, then beside those at whose name something else stands."""
+    taken = []
+    for place in places:
+        with suppress(CachepipeError, OSError):
+            try:
+                make_private(place)
+            except UnsafePathError:
+                taken.append(place)
+                continue
+            yield _new_folder(place, has_room)
+    for place in taken:
+        with suppress(CachepipeError, OSError):
+            yield _new_beside(place, has_room)
 
 
-def _beside(place: str) -> str:
-    """Returns a private folder of ours beside a place at whose name something else stands: an earlier one or a new one."""
-    path = next(_found_beside(place), "") or f"{place}.{os.urandom(8).hex()}"
+def _new_beside(place: str, has_room: bool) -> str:
+    """As `_new_folder`, in an earlier folder of ours beside a place, or in a new one that stays only if it is of use."""
+    if earlier := next(_found_beside(place), ""):
+        return _new_folder(earlier, has_room)
+    path = f"{place}.{os.urandom(_RANDOM_BYTES).hex()}"
     make_private(path)
-    return path
+    try:
+        return _new_folder(path, has_room)
+    except (CachepipeError, OSError):
+        os.rmdir(path)
+        raise
 
 
 def _found_beside(place: str) -> Iterator[str]:
-    with os.scandir(os.path.dirname(place)) as found:
-        names = list(islice((item.path for item in found if item.path.startswith(f"{place}.")), _MOST_BESIDE))
+    """Yields the folders that `_new_beside` made; their modes are left as they are, for another may have a name like theirs."""
+    try:
+        with os.scandir(os.path.dirname(place)) as found:
+            names = list(islice((item.path for item in found if _is_beside(place, item.path)), _MOST_BESIDE))
+    except OSError:
+        return
     for path in sorted(names):
         try:
-            check_private(path)
-        except UnsafePathError:
+            check_private(path, closes=False)
+        except (UnsafePathError, OSError):
             continue
         yield path
+
+
+def _is_beside(place: str, path: str) -> bool:
+    random = path.removeprefix(f"{place}.")
+    return random != path and len(random) == 2 * _RANDOM_BYTES and set(random) <= _HEX
 
 
 def _new_folder(place: str, has_room: bool) -> str:
@@ -117,7 +140,7 @@ def sweep_cold(places: Sequence[str], now: float, limit_s: float = SWEEP_S) -> N
 def _ours(places: Sequence[str]) -> Iterator[str]:
     for place in places:
         try:
-            if not os.path.isdir(place) or is_on_network(place):
+            if not os.path.lexists(place) or is_on_network(place):
                 continue
             check_private(place)
             yield place

@@ -148,8 +148,8 @@ def test_who_takes_every_scratch_name_does_not_bring_a_cold_start_to_torchs_own_
         os.chmod(os.path.dirname(place), 0o1777)
         os.chown(place, FOREIGN, FOREIGN)
         for number in range(3):
-            os.mkdir(f"{place}.{number}")
-            os.chown(f"{place}.{number}", FOREIGN, FOREIGN)
+            os.mkdir(f"{place}.{number:016x}")
+            os.chown(f"{place}.{number:016x}", FOREIGN, FOREIGN)
     found = cold_folder.cold_folder(places)
     assert found is not None and found.lease is not None
     own = os.path.dirname(found.path)

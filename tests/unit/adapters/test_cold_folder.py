@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from cachepipe.adapters import cold_folder as module
+from cachepipe.adapters.cachedir import Need
 from cachepipe.adapters.cold_folder import ColdFolder, cold_folder, sweep_cold
 from cachepipe.adapters.lease import NAME, Lease
+from cachepipe.errors import NoRoomError
 
 LATER = time.time() + 7200
 
@@ -104,3 +107,57 @@ def test_nothing_is_swept_where_locks_do_not_count_or_others_can_write(
     sweep_cold([str(tmp_path)], LATER)
     assert dead.exists()
     tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("taken", ["folder of others", "file"])
+def test_what_lies_beside_a_taken_name_is_swept_and_only_what_was_made_there(tmp_path: Path, taken: str) -> None:
+    place = tmp_path / "cachepipe-0"
+    if taken == "file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    backup, link = tmp_path / "cachepipe-0.backup", tmp_path / f"cachepipe-0.{'0' * 16}"
+    for folder in (backup, backup / "cold.1"):
+        folder.mkdir()
+        folder.chmod(0o755)
+    link.symlink_to(backup)
+    dead = freed(made(place))
+    again = cold_folder([str(place)])
+    assert again is not None and Path(again.path).parent == dead.parent, "an earlier one is found again"
+    sweep_cold([str(place)], LATER)
+    assert not dead.exists() and os.path.isdir(again.path)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (backup, backup / "cold.1")] == [0o755, 0o755]
+
+
+def test_nothing_is_left_beside_a_place_that_is_ours_and_full_or_where_no_folder_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, taken = tmp_path / "ours", tmp_path / "taken"
+    ours.mkdir(mode=0o700)
+    taken.write_text("")
+
+    def full(folder: str, need: Need) -> None:
+        raise NoRoomError(f"{folder}: full")
+
+    monkeypatch.setattr(module, "check_usable", full)
+    found = cold_folder([str(taken), str(ours)])
+    assert found is not None and os.path.dirname(found.path) == str(ours)
+    assert sorted(os.listdir(tmp_path)) == ["ours", "taken"]
+
+
+def test_beside_a_taken_name_in_a_folder_that_cannot_be_listed_a_sweep_raises_nothing_and_a_start_has_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("")
+    list_folder = os.scandir
+
+    def refuse(path: str) -> object:  # root may list every folder
+        if path == str(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    sweep_cold([str(tmp_path / "taken")], LATER)
+    found = cold_folder([str(tmp_path / "taken")])
+    assert found is not None and os.path.dirname(found.path).startswith(f"{tmp_path}/taken.")
