@@ -109,7 +109,8 @@ def _bounded_empty_env_file(own: list[str]) -> None:
 
     try:
         _thread.start_new_thread(empty, ())
-    except RuntimeError:
+    except RuntimeError:  # no thread to be had
+        _empty_env_file(own)
         return
     if not done.acquire(timeout=1.0):
         _say("cachepipe: `--env-file` cannot be emptied: its file system does not answer\n")

@@ -36,14 +36,18 @@ T = TypeVar("T")
 
 INSECURE = "cachepipe: warning: --insecure-unsigned: whoever can write the store decides what runs here"
 
-_COLD_S, _LAST_S = 0.7, 0.3
-"""For each of two tries to make an empty folder, and the last; together below the 2 s that a start may take beyond its deadline."""
+_BEYOND_S = 1.8
+"""Beyond the deadline for all that a cold start still needs: its folder and the file of the variables, each of which may lie
+on a mount that hangs; below the 2 s that a start may take."""
 
-_ENV_FILE_S = 0.2
-"""To write the variables when the deadline is over or near: their file may lie on a mount that hangs."""
+_COLD_S, _LAST_S = 0.7, 0.3
+"""For each of two tries to make an empty folder, and the last."""
+
+_ENV_FILE_S, _ENV_FILE_LEAST_S = 1.0, 0.2
+"""To write the variables when the deadline is over or near, and what the folder leaves of it in any case."""
 
 _ACCESS_S = 0.1
-"""To ask which folders can be written, when no empty one could be made."""
+"""To ask which folders can be written, when no empty one could be made; and the least for anything."""
 
 _LOOK_S = 0.1
 """A signal that another thread takes, or that comes just before a wait begins, does not end the wait: its handler runs after it."""
@@ -153,15 +157,18 @@ def _start(options: Options, start_id: str, began: float, result: RestoreOutcome
     common = {"CACHEPIPE_START_ID": start_id}
     if not options.no_attach:
         common["CACHEPIPE_ATTACH"] = "1"
-    start = _warm(result, common) if isinstance(result, RestoreOutcome) else _cold(result, options, common)
+    deadline = began + options.deadline_s
+    end = deadline + _BEYOND_S
+    folder_end = end - (_ENV_FILE_LEAST_S if options.env_file else 0.0)
+    start = _warm(result, common) if isinstance(result, RestoreOutcome) else _cold(result, options, common, folder_end)
     if options.env_file and start.outcome != "refused":
-        limit = max(began + options.deadline_s, time.monotonic() + _ENV_FILE_S)
-        written = _bounded(lambda: write_env_file(options.env_file, start.variables), limit)
+        limit_s = max(_ENV_FILE_S, deadline - time.monotonic())
+        written = _bounded(lambda: write_env_file(options.env_file, start.variables), _until(limit_s, end))
         if written is None:
             written = UsageError(f"`--env-file {options.env_file}` cannot be written (its file system does not answer)")
         if isinstance(written, CachepipeError):
             _say(f"cachepipe: {written}")
-            start = start if options.command else _cold(written, options, common)
+            start = start if options.command else _cold(written, options, common, end)
     if options.accepts_unsigned:
         _say(INSECURE)
     _say(_line(start, start_id, time.monotonic() - began))
@@ -208,10 +215,16 @@ def _warm(outcome: RestoreOutcome, common: Mapping[str, str]) -> Start:
     )
 
 
-def _cold(error: CachepipeError, options: Options, common: Mapping[str, str]) -> Start:
-    """Returns a start with an empty private folder; with `--strict`, or with nothing to start, one with none."""
+def _until(limit_s: float, end: float) -> float:
+    """Returns the moment of `time.monotonic` until which something is waited for, at the latest `end`, but never at once."""
+    now = time.monotonic()
+    return now + max(_ACCESS_S, min(limit_s, end - now))
+
+
+def _cold(error: CachepipeError, options: Options, common: Mapping[str, str], end: float) -> Start:
+    """Returns a start with an empty private folder, made by `end`; with `--strict`, or with nothing to start, one with none."""
     is_started = bool(options.command or options.env_file) and not options.is_strict
-    folder, lease = _cold_folder(bool(options.command) and not options.env_file) if is_started else ("", None)
+    folder, lease = _cold_folder(bool(options.command) and not options.env_file, end) if is_started else ("", None)
     reason, named = str(error), folder
     if is_started and not folder and "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         named = _likely_folder()
@@ -230,7 +243,7 @@ def _likely_folder() -> str:
     return os.path.join(parent, f"cachepipe-{os.geteuid()}.{os.urandom(16).hex()}")
 
 
-def _cold_folder(is_held: bool) -> tuple[str, Lease | None]:
+def _cold_folder(is_held: bool, end: float) -> tuple[str, Lease | None]:
     """Returns an empty folder and its lease; held by the command that this process becomes, if there is one."""
     from cachepipe.adapters.cold_folder import ColdFolder, cold_folder, sweep_cold
 
@@ -242,7 +255,7 @@ def _cold_folder(is_held: bool) -> tuple[str, Lease | None]:
     local = cachedir.scratch_folders({})  # no variable of the user: its folder may be the mount that hangs
     tries = ((cachedir.scratch_folders(os.environ), True, _COLD_S), (local, True, _COLD_S), (local, False, _LAST_S))
     for places, asks_room, limit_s in tries:
-        found = _bounded(partial(make, places, asks_room), time.monotonic() + limit_s)
+        found = _bounded(partial(make, places, asks_room), _until(limit_s, end))
         if isinstance(found, ColdFolder):
             return found
     return "", None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+import math
 import os
 import stat
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +23,8 @@ from cachepipe.adapters.packs import pack_tree
 from cachepipe.domain.layout import hint_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import parse_json
-from cachepipe.errors import IntegrityError, MissError, NoRoomError, UnsafePathError
+from cachepipe.entrypoint import main
+from cachepipe.errors import DeadlineError, IntegrityError, MissError, NoRoomError, UnsafePathError
 from cachepipe.runtime import attempts
 from cachepipe.workflows import place as places
 from cachepipe.workflows import serve
@@ -169,7 +173,7 @@ def test_where_no_empty_folder_can_be_made_torch_is_sent_to_a_name_that_nobody_c
     monkeypatch.setattr(cachedir, "scratch_folders", lambda _environment: ("/proc/none/a", f"{tmp_path}/file/b"))
     (tmp_path / "file").write_text("no folder")
     options = Options(command=("true",))
-    starts = [serve._cold(MissError("nothing is published"), options, {}) for _ in range(2)]
+    starts = [serve._cold(MissError("nothing is published"), options, {}, math.inf) for _ in range(2)]
     folders = {start.variables["TORCHINDUCTOR_CACHE_DIR"] for start in starts}
     assert len(folders) == 2 and not any(map(os.path.lexists, folders))
     assert {start.variables["TRITON_CACHE_DIR"].partition("/triton")[0] for start in starts} == {
@@ -177,7 +181,65 @@ def test_where_no_empty_folder_can_be_made_torch_is_sent_to_a_name_that_nobody_c
     }
     assert all("no scratch place takes an empty private folder" in start.reason for start in starts)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
-    assert "TORCHINDUCTOR_CACHE_DIR" not in serve._cold(MissError("x"), options, {}).variables, "the user's own stays"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in serve._cold(MissError("x"), options, {}, math.inf).variables, (
+        "the user's own stays"
+    )
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_env_file_gets_what_a_quick_folder_leaves_of_the_time_beyond_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answers: bool
+) -> None:
+    path, never, write = tmp_path / "variables", threading.Event(), serve.write_env_file
+
+    def slow(name: str, variables: Mapping[str, str]) -> str:
+        never.wait(0.5 if answers else 60.0)
+        return write(name, variables)
+
+    monkeypatch.setattr(serve, "write_env_file", slow)
+    monkeypatch.setattr(cachedir, "scratch_folders", lambda _environment: (f"{tmp_path}/scratch",))
+    began, options = time.monotonic() - 5.0, Options(env_file=str(path), command=("true",), deadline_s=5.0)
+    monkeypatch.setattr(serve, "become", lambda *_: None)
+    try:
+        serve._start(options, "0" * 32, began, DeadlineError("time ran out"))
+    finally:
+        seconds = time.monotonic() - began - 5.0
+        never.set()
+    assert seconds < 2.0
+    assert (path.exists(), "its file system does not answer" in capfd.readouterr().err) == (answers, not answers)
+
+
+def test_where_everything_hangs_folder_and_env_file_end_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(serve, "write_env_file", lambda *_: never.wait(60.0))
+    monkeypatch.setattr(cold_folder, "cold_folder", lambda *_, **__: never.wait(60.0))
+    monkeypatch.setattr(cold_folder, "writable_place", lambda *_: never.wait(60.0))
+    monkeypatch.setattr(serve, "become", lambda *_: None)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    began = time.monotonic() - 5.0
+    options = Options(env_file=str(tmp_path / "variables"), command=("true",), deadline_s=5.0)
+    try:
+        serve._start(options, "0" * 32, began, DeadlineError("time ran out"))
+    finally:
+        seconds = time.monotonic() - began - 5.0
+        never.set()
+    assert seconds < 2.0
+
+
+def test_the_kill_switch_empties_the_env_file_also_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "variables"
+    path.write_text("TORCHINDUCTOR_CACHE_DIR=/old\n")
+    monkeypatch.setenv("CACHEPIPE_DISABLE", "1")
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    assert main(["restore", "--env-file", str(path)]) == 0
+    assert path.read_bytes() == b""
 
 
 @is_root
