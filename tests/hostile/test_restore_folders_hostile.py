@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -212,20 +213,20 @@ def test_an_env_file_gets_what_a_quick_folder_leaves_of_the_time_beyond_the_dead
 def test_where_everything_hangs_folder_and_env_file_end_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = threading.Event()
-    monkeypatch.setattr(serve, "write_env_file", lambda *_: never.wait(60.0))
-    monkeypatch.setattr(cold_folder, "cold_folder", lambda *_, **__: never.wait(60.0))
-    monkeypatch.setattr(cold_folder, "writable_place", lambda *_: never.wait(60.0))
+    clock = SimpleNamespace(now=105.0, waits=0, time=time.time)
+    clock.monotonic = lambda: clock.now
+
+    def hang(_work: object, until: float) -> None:
+        assert until > clock.now, "nothing is given up before it was tried"
+        clock.now, clock.waits = until, clock.waits + 1
+
+    monkeypatch.setattr(serve, "time", clock)
+    monkeypatch.setattr(serve, "_bounded", hang)
     monkeypatch.setattr(serve, "become", lambda *_: None)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    began = time.monotonic() - 5.0
     options = Options(env_file=str(tmp_path / "variables"), command=("true",), deadline_s=5.0)
-    try:
-        serve._start(options, "0" * 32, began, DeadlineError("time ran out"))
-    finally:
-        seconds = time.monotonic() - began - 5.0
-        never.set()
-    assert seconds < 2.0
+    serve._start(options, "0" * 32, 100.0, DeadlineError("time ran out"))
+    assert (clock.waits, clock.now < 100.0 + 5.0 + 1.9) == (5, True), "three tries of a folder, a look, the file"
 
 
 def test_the_kill_switch_empties_the_env_file_also_where_no_thread_can_be_started(
