@@ -62,21 +62,35 @@ def _unless_mixed(read: Callable[[], Any]) -> str:
 
 
 def set_matmul_precision(wanted: str) -> Callable[[], None]:
-    """Sets torch's matmul precision; returns what puts the earlier one back, in whichever of torch's two ways it was set."""
+    """Sets torch's matmul precision; returns what puts the earlier one back, in both of torch's ways to tell it.
+
+    The older call writes the newer switches too: `none` becomes `ieee`, which is another key, and TF32 that was allowed on the
+    GPU alone would hold on the CPU as well.
+    """
+    switches = _precision_switches()
     before = _unless_mixed(torch.get_float32_matmul_precision)
-    told: list[tuple[Any, str]] = []
-    if before == "mixed":
-        backends: Any = torch.backends
-        told = [(kind, kind.fp32_precision) for kind in (backends.cuda.matmul, backends.mkldnn.matmul)]
+    if before == "mixed":  # it tells again once the newer switches say nothing against it
+        for switch, _ in switches:
+            switch.fp32_precision = "ieee"
+        before = _unless_mixed(torch.get_float32_matmul_precision)
     torch.set_float32_matmul_precision(wanted)
 
     def put_back() -> None:
-        if not told:
+        if before != "mixed":
             torch.set_float32_matmul_precision(before)
-        for kind, precision in told:
-            kind.fp32_precision = precision
+        for switch, precision in switches:
+            switch.fp32_precision = "none"
+            if switch.fp32_precision != precision:  # else it follows `torch.backends.fp32_precision`, and goes on to
+                switch.fp32_precision = precision
 
     return put_back
+
+
+def _precision_switches() -> list[tuple[Any, str]]:
+    """Returns the newer switches that `set_float32_matmul_precision` writes, each with its value; none before torch 2.9."""
+    backends: Any = torch.backends
+    owners: list[Any] = [getattr(getattr(backends, name, None), "matmul", None) for name in ("cuda", "mkldnn")]
+    return [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
 
 
 def set_determinism(wanted: bool) -> Callable[[], None]:

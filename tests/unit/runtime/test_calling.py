@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import pytest
 import torch
 
-from cachepipe.adapters.torch_settings import ambient_settings
+from cachepipe.adapters.torch_settings import ambient_settings, set_matmul_precision
 from cachepipe.domain.entry import Context
 from cachepipe.errors import UsageError
 from cachepipe.runtime.calling import build_model, calling_context, flatten, gradients, loss, prepare
@@ -70,32 +71,118 @@ def test_the_context_sets_everything_and_restores_it(grad: str) -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("wanted", ["highest", "high"])
-@pytest.mark.parametrize(
-    ("place", "precision"),
-    [("cuda.matmul", "tf32"), ("mkldnn.matmul", "bf16"), ("cuda.matmul", "ieee"), ("cudnn.conv", "tf32")],
-)
-def test_the_context_holds_in_a_service_that_uses_torchs_newer_precision_switches(
-    place: str, precision: str, wanted: str
+SWITCHES = ("", "cuda.matmul", "mkldnn.matmul", "mkldnn", "cudnn", "cudnn.conv")
+"""Below `torch.backends`: everything that tells a precision in the newer way."""
+
+
+def precisions() -> dict[str, object]:
+    """Returns what torch tells of precision in both ways; `mixed` where it refuses to."""
+    told: dict[str, object] = {
+        name: attrgetter(f"{name}.fp32_precision".lstrip("."))(torch.backends) for name in SWITCHES
+    }
+    for read in (torch.get_float32_matmul_precision, lambda: torch.backends.cuda.matmul.allow_tf32):
+        try:
+            told[f"older {len(told)}"] = read()
+        except RuntimeError:
+            told[f"older {len(told)}"] = "mixed"
+    return told
+
+
+@pytest.fixture
+def reset() -> Iterator[Callable[[], None]]:
+    """Brings the state in which torch starts; what a test makes of it ends with the test."""
+
+    def fresh() -> None:
+        torch.set_float32_matmul_precision("highest")
+        for name in ("", "cuda.matmul", "mkldnn.matmul", "mkldnn", "cudnn"):
+            (attrgetter(name)(torch.backends) if name else torch.backends).fp32_precision = "none"
+        torch.backends.cudnn.conv.fp32_precision = conv
+
+    conv = torch.backends.cudnn.conv.fp32_precision
+    fresh()
+    yield fresh
+    fresh()
+
+
+def switch(name: str, precision: str) -> Callable[[], None]:
+    """Returns what sets a newer switch."""
+    return lambda: setattr(attrgetter(name)(torch.backends) if name else torch.backends, "fp32_precision", precision)
+
+
+def older(precision: str) -> Callable[[], None]:
+    """Returns what sets torch's older switch."""
+    return lambda: torch.set_float32_matmul_precision(precision)
+
+
+def allow_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+STATES: dict[str, list[Callable[[], None]]] = {
+    "untouched": [],
+    **{f"older {one}": [older(one)] for one in ("highest", "high", "medium")},
+    "tf32 allowed on the GPU": [allow_tf32],
+    "tf32 allowed, CPU told": [switch("mkldnn.matmul", "ieee"), allow_tf32],
+    **{
+        f"newer {name} {one}": [switch(name, one)]
+        for name, one in [
+            *(("", one) for one in ("ieee", "tf32")),
+            *(("cuda.matmul", one) for one in ("ieee", "tf32")),
+            *(("mkldnn.matmul", one) for one in ("ieee", "tf32", "bf16")),
+            *(("mkldnn", one) for one in ("tf32", "bf16")),
+            *(("cudnn", "tf32"), ("cudnn.conv", "ieee")),
+        ]
+    },
+    "medium, told otherwise": [older("medium"), switch("mkldnn.matmul", "tf32")],
+    "high, told otherwise": [older("high"), switch("mkldnn.matmul", "bf16"), switch("cuda.matmul", "ieee")],
+    "highest, told otherwise": [older("highest"), switch("mkldnn.matmul", "tf32"), switch("cuda.matmul", "tf32")],
+}
+
+
+def untold() -> str:
+    """Returns the older switch where the newer ones keep torch from telling it; they are changed for that."""
+    switch("cuda.matmul", "ieee")()
+    switch("mkldnn.matmul", "ieee")()
+    return torch.get_float32_matmul_precision()
+
+
+@pytest.mark.parametrize("wanted", ["highest", "high", "medium"])
+@pytest.mark.parametrize("name", STATES)
+def test_whatever_a_service_had_set_of_precision_is_told_alike_after_the_context(
+    reset: Callable[[], None], name: str, wanted: str
 ) -> None:
-    kinds = {name: attrgetter(name)(torch.backends) for name in ("cuda.matmul", "mkldnn.matmul", "cudnn.conv")}
-    at_first = {name: kind.fp32_precision for name, kind in kinds.items()}
-    legacy = torch.get_float32_matmul_precision()
-    try:
-        kinds[place].fp32_precision = precision
-        before = ambient_settings("cpu")
-        is_mixed = place.endswith("matmul") and precision != "ieee"
-        assert (before["matmul precision"] == "mixed") == is_mixed  # where torch itself refuses to tell
-        told = {name: kind.fp32_precision for name, kind in kinds.items()}
+    for deed in STATES[name]:
+        deed()
+    hidden = untold()
+    reset()
+    for deed in STATES[name]:
+        deed()
+    before = precisions()
+    for _ in range(2):
         with calling_context(spec_of("small", context=Context("inference_mode", None, wanted, False))):
             assert ambient_settings("cpu")["matmul precision"] == torch.get_float32_matmul_precision() == wanted
-        if is_mixed:
-            assert {name: kind.fp32_precision for name, kind in kinds.items()} == told  # which is what kernels obey
-    finally:
-        torch.set_float32_matmul_precision(legacy)
-        for name, kind in kinds.items():
-            kind.fp32_precision = at_first[name]
-    assert torch.get_float32_matmul_precision() == legacy
+            assert precisions()["cuda.matmul"] == ("ieee" if wanted == "highest" else "tf32")
+        assert precisions() == before
+    assert untold() == hidden
+
+
+@pytest.mark.usefixtures("reset")
+def test_after_the_context_a_precision_that_was_set_for_all_of_torch_can_still_be_changed_for_all() -> None:
+    switch("", "tf32")()
+    with calling_context(spec_of("small")):
+        pass
+    switch("", "ieee")()
+    assert {precisions()[name] for name in ("cuda.matmul", "mkldnn.matmul")} == {"ieee"}
+
+
+@pytest.mark.usefixtures("reset")
+def test_a_torch_without_the_newer_switches_has_its_older_one_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch, "backends", types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=object())))
+    put_back = set_matmul_precision("medium")
+    assert torch.get_float32_matmul_precision() == "medium"
+    put_back()
+    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize("is_built", [False, True])
