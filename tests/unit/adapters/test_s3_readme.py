@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +61,25 @@ def test_every_parameter_stands_in_the_table_with_variables_that_count() -> None
             assert read_settings("s3://ml-cache/prod", {**BARE, variable: value}) == said, variable
     with pytest.raises(StoreError):
         read_settings("s3://ml-cache/prod?nothing=x", {})
+
+
+def test_boto3_reads_where_the_readme_says_so_and_nowhere_else(tmp_path: Path) -> None:
+    def is_read_by_boto3(*names: str) -> bool:
+        values = {name: str(file) if name in s3_settings._FILES else "true" for name in names}
+        return read_settings("s3://ml-cache/prod", {**BARE, **values}).needs_boto3
+
+    (file := tmp_path / "config").write_text("")
+    (text,) = [part for part in SECTION.split("\n\n") if part.startswith("boto3 reads")]
+    pairs = [*re.findall(r"`(AWS_\w+)` without\s+`(AWS_\w+)`", text), tuple(reversed(s3_settings._STATIC_KEYS))]
+    alone = set(re.findall(r"`(AWS_\w+)`", text)) - {name for pair in pairs for name in pair}
+    assert len(pairs) == 4 and {*s3_settings._BOTO3_ALONE, *s3_settings._FILES, "AWS_TOKEN"} < alone
+    assert all(is_read_by_boto3(name) for name in alone)
+    for name, other in pairs:
+        assert is_read_by_boto3(name) and not is_read_by_boto3(name, other), name
+        assert not is_read_by_boto3(name, *s3_settings._STATIC_KEYS), name
+    source = set(re.findall(r'"(AWS_\w+)"', inspect.getsource(s3_settings)))
+    others = source - alone - {name for pair in pairs for name in pair} - {"AWS_PROFILE"}
+    assert not any(is_read_by_boto3(name) for name in others - {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
 
 
 def test_the_server_for_local_use_tells_nobody_and_listens_to_this_machine_alone() -> None:
