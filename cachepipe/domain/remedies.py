@@ -59,6 +59,11 @@ _PROBLEMS = (
         "cannot be compared; otherwise torch compiles this model wrongly here",
     ),
     (
+        r"could not be counted: \d+ events",  # of dropped ones alone
+        "more happened in one process than is kept in memory: name fewer `shape_buckets` per entry (sizes that vary much belong "
+        "into `dynamic_dims`, other models and methods into entries of their own); nothing was published",
+    ),
+    (
         "could not be counted",
         "cachepipe does not know this torch, or this container hides /proc from it: take a newer cachepipe, or a torch that this "
         "one knows; nothing was published",

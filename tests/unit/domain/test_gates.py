@@ -163,6 +163,13 @@ def test_a_hit_rate_of_lookups_that_were_dropped_does_not_pass_and_no_limit_asks
     found = replace(evidence(*GOOD), dropped=3)
     (text,) = judge(GateLimits(), spec(), found, REFERENCES)
     assert text.endswith("min_hit_rate: limit 1, could not be counted: 3 events that were dropped")
+    with pytest.raises(VerificationError) as caught:
+        refuse([text], "prove")
+    assert "fewer `shape_buckets`" in caught.value.hint and "newer cachepipe" not in caught.value.hint
+    both = replace(found, uncounted=(Uncounted("fxgraph", "torch.gone"),))
+    with pytest.raises(VerificationError) as caught:
+        refuse(judge(GateLimits(), spec(), both, REFERENCES), "prove")
+    assert "newer cachepipe" in caught.value.hint  # which is what comes first where both are true
     assert judge(GateLimits(min_hit_rate=0.0), spec(), found, REFERENCES) == ()
 
 
