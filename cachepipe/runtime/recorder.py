@@ -38,6 +38,8 @@ SUSPECT = (
 
 NO_CHILDREN = Uncounted(CHILD_WORK, "no file in memory, or no /proc, through which child processes could tell")
 _Item = tuple[str, str, str, str, str]
+_GRAPH_LAYERS = ("aotautograd", "fxgraph")
+"""In which torch finds the graph itself, the code of which may then be another's."""
 """kind, what, graph, shape bucket, process"""
 
 
@@ -244,7 +246,8 @@ class Recorder:
             log.place, log.operators, log.failure = facts.place, facts.operators, facts.failure
             log.recompile_reason = log.recompile_reason or facts.recompile_reason
             self._graph = ""
-            was_found = any(lookup.graph == graph and lookup.outcome == "hit" for lookup in self.lookups)
+            hits = (one for one in self.lookups if one.outcome == "hit" and one.layer in _GRAPH_LAYERS)
+            was_found = any(lookup.graph == graph for lookup in hits)
         if facts.has_failed and was_found:
             say("suspect", graph=graph, place=facts.place, reason=facts.failure, problem=SUSPECT)
 

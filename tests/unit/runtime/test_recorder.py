@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachepipe.adapters.torch_trace import COMPONENT_LOGGERS, TRACE_LOGGER
-from cachepipe.domain.evidence import Lookup, Uncounted, Work
+from cachepipe.domain.evidence import LAYERS, Lookup, Uncounted, Work
 from cachepipe.runtime import recorder as module
 from cachepipe.runtime.childwork import VARIABLE, ChildSink
 from cachepipe.runtime.recorder import NO_CHILDREN, Recorder, phases_of
@@ -175,6 +175,21 @@ def test_a_recorded_native_function_counts_as_a_capture_and_a_failed_one_as_a_mi
     assert [(one.shape_bucket, one.outcome, one.reason) for one in recorder.lookups][1:] == [
         ("batch=8", "miss", "no CUDA graph could be recorded: because")
     ]
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_only_a_failed_compile_whose_graph_was_found_makes_the_cache_suspect(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], layer: str
+) -> None:
+    """A kernel, an object or a search that was found is not the graph: the code that fails is then this program's own."""
+    trace(dynamo_output_graph={"sizes": {}})
+    if layer in ("aotautograd", "fxgraph"):
+        recorder.on_lookup("0/0", layer, "hit", "k", "")
+    else:
+        recorder.on_layer_lookup(layer, True, "k")
+    assert recorder.lookups == [Lookup("-", "0/0", layer, "hit", "k")]
+    trace(compilation_metrics={"co_name": "forward", "fail_reason": "it broke"})
+    assert ("cachepipe suspect" in capsys.readouterr().err) == (layer in ("aotautograd", "fxgraph"))
+
 
 
 @pytest.mark.parametrize(
