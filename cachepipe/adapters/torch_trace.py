@@ -74,7 +74,7 @@ class TraceSink(Protocol):
 
 
 class TraceHandler(logging.Handler):
-    """Feeds a sink from torch's trace; `install` and `uninstall` leave the loggers as they were."""
+    """Feeds a sink from torch's trace; `install` and `uninstall` leave the loggers as they were. One thread at a time calls them."""
 
     def __init__(self, sink: TraceSink, with_components: bool) -> None:
         super().__init__(logging.DEBUG)
@@ -90,9 +90,8 @@ class TraceHandler(logging.Handler):
         logger = logging.getLogger(TRACE_LOGGER)
         logger.disabled = False
         if self not in logger.handlers:
-            logger.addHandler(self)
             # the first: torch's own handler removes itself at its first event, by which the one behind it loses that event
-            logger.handlers.insert(0, logger.handlers.pop())
+            logger.handlers.insert(0, self)
 
     def install(self) -> None:
         self.hear()

@@ -27,6 +27,8 @@ __all__ = ["MAX_COMPONENTS", "MAX_EVENTS", "BucketLog", "Recorder", "phases_of"]
 
 MAX_EVENTS = 10_000
 """Of each kind that are kept; a service that compiles more has a fault that these already show."""
+MAX_KERNEL_HITS = 2_000
+"""Lookups of Triton kernels that hit, which are kept beside the others: every shape bucket loads hundreds, and they say little."""
 MAX_COMPONENTS = 256
 """Keys whose 640 components are kept, about 50 kB each since equal texts are shared."""
 
@@ -36,10 +38,10 @@ SUSPECT = (
 )
 """Of a compile that failed after its lookup had hit: pytorch/pytorch#194001, seen with torch 2.13.0."""
 
-NO_CHILDREN = Uncounted(CHILD_WORK, "no file in memory, or no /proc, through which child processes could tell")
-_Item = tuple[str, str, str, str, str]
 _GRAPH_LAYERS = ("aotautograd", "fxgraph")
 """In which torch finds the graph itself, the code of which may then be another's."""
+NO_CHILDREN = Uncounted(CHILD_WORK, "no file in memory, or no /proc, through which child processes could tell")
+_Item = tuple[str, str, str, str, str]
 """kind, what, graph, shape bucket, process"""
 
 
@@ -47,7 +49,7 @@ class Recorder:
     """Collects events; safe to feed from any thread."""
 
     def __init__(self, with_components: bool = False) -> None:
-        self._lock = threading.Lock()
+        self._new_locks()
         self._trace = TraceHandler(self, with_components)
         self._counter = WorkCounter(self)
         self._tuning = TuningWatch(self)
@@ -56,6 +58,7 @@ class Recorder:
         self._label = "-"
         self._graph = ""
         self._items: dict[_Item, int] = {}
+        self._kernel_hits = 0
         self._is_recording = False
         self.logs: dict[str, BucketLog] = {}
         self.lookups: list[Lookup] = []
@@ -64,32 +67,41 @@ class Recorder:
         self.components: dict[str, dict[str, list[str]]] = {}
         self.dropped = 0
 
+    def _new_locks(self) -> None:
+        """Where both are held, `_switching` was taken first; a signal's handler may come back into either."""
+        self._switching = threading.RLock()
+        self._lock = threading.RLock()
+
     def start(self) -> None:
         """Installs the handler and the wrappers; torch._inductor must be importable."""
-        if not self._is_recording:
-            self._is_recording = True
-            self._counter.install()
-            self._tuning.install()
-            self._open_children()
-            self._trace.install()
+        with self._switching:
+            if not self._is_recording:
+                self._is_recording = True
+                self._counter.install()
+                self._tuning.install()
+                self._open_children()
+                self._trace.install()
 
     def hear(self) -> None:
         """Before a compile: undoes what the service's logging configuration may have done to torch's trace since `start`."""
-        if self._is_recording:
-            self._trace.hear()
+        with self._switching:
+            if self._is_recording:
+                self._trace.hear()
 
     def stop(self) -> None:
         """Takes everything out again; what was recorded stays readable."""
-        if self._is_recording:
-            self._is_recording = False
-            self._trace.uninstall()
-            self._tuning.uninstall()
-            self._counter.uninstall()
-            self._take_children_work()
-            self._children.close()
+        with self._switching:
+            if self._is_recording:
+                self._is_recording = False
+                self._trace.uninstall()
+                self._tuning.uninstall()
+                self._counter.uninstall()
+                self._take_children_work()
+                self._children.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: its own compile workers report to it, not to the parent."""
+        """In the child of a fork: its own compile workers report to it, not to the parent; nobody here lets go of a held lock."""
+        self._new_locks()
         self._children = ChildWork()
         if self._is_recording:
             self._open_children()
@@ -108,16 +120,19 @@ class Recorder:
         """Attributes everything inside to one shape bucket."""
         before, self._label = self._label, label
         self.hear()
+        with self._lock:
+            log = self._log()
         try:
-            yield self._log()
+            yield log
         finally:
             self._take_children_work()
             self._label = before
 
     def work(self) -> Work:
         """Returns the work of all shape buckets, child processes included."""
-        self._take_children_work()
-        return sum((log.work for log in self.logs.values()), Work())
+        with self._lock:
+            self._take_children_work()
+            return sum((log.work for log in self.logs.values()), Work())
 
     def count(self, outcome: str) -> int:
         return sum(lookup.outcome == outcome for lookup in self.lookups)
@@ -164,11 +179,19 @@ class Recorder:
                 self.dropped += 1
         return found
 
-    def _append(self, events: list[Any], event: Any) -> None:
-        if len(events) >= MAX_EVENTS:
+    def _append(self, events: list[Any], event: Any, bound: int = 0) -> None:
+        if len(events) >= (bound or MAX_EVENTS):
             self.dropped += 1
             return
         events.append(event)
+
+    def _add_lookup(self, lookup: Lookup) -> None:
+        """Keeps a lookup; a kernel that was found takes no other's place, and one too many leaves the evidence whole."""
+        if (lookup.layer, lookup.outcome) != ("triton", "hit"):
+            self._append(self.lookups, lookup, MAX_EVENTS + self._kernel_hits)
+        elif self._kernel_hits < MAX_KERNEL_HITS:
+            self._kernel_hits += 1
+            self.lookups.append(lookup)
 
     def _add_work(self, kind: str, what: str, process: str) -> None:
         log = self._log()
@@ -182,11 +205,10 @@ class Recorder:
             self._append(self.tuned_kernels, what)
 
     def _take_children_work(self) -> None:
-        was_full = self._children.is_full
-        for kind, what in self._children.take():
-            with self._lock:
+        with self._lock:  # around the reading too: two readers would both be given the same lines
+            was_full = self._children.is_full
+            for kind, what in self._children.take():
                 self._add_work(kind, what, "child")
-        with self._lock:
             self.dropped += self._children.is_full and not was_full
 
     def on_work(self, field: str, what: str) -> None:
@@ -200,13 +222,13 @@ class Recorder:
     def on_layer_lookup(self, layer: str, is_hit: bool, key: str) -> None:
         with self._lock:
             outcome = "hit" if is_hit else "miss"
-            self._append(self.lookups, Lookup(self._label, self._graph, layer, outcome, key))
+            self._add_lookup(Lookup(self._label, self._graph, layer, outcome, key))
 
     def on_engine(self, label: str, is_hit: bool, reason: str) -> None:
         """A native function answered its shape bucket's first call, or (`-`) none was used for a reason."""
         with self._lock:
             outcome = "hit" if is_hit else "miss"
-            self._append(self.lookups, Lookup(self._label if label == "-" else label, "", LAYER, outcome, "", reason))
+            self._add_lookup(Lookup(self._label if label == "-" else label, "", LAYER, outcome, "", reason))
 
     def on_capture(self, label: str, reason: str) -> None:
         """A native function was recorded as a CUDA graph, or for a reason will not be: then the function is not what was built."""
@@ -227,7 +249,7 @@ class Recorder:
         with self._lock:
             if outcome != "hit":
                 self._compile(graph).missed.add(layer)
-            self._append(self.lookups, Lookup(self._label, graph, layer, outcome, key, reason))
+            self._add_lookup(Lookup(self._label, graph, layer, outcome, key, reason))
 
     def on_components(self, layer: str, key: str, components: dict[str, list[str]]) -> None:
         with self._lock:

@@ -110,6 +110,25 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder: Recorder, mo
     assert len(recorder.lookups) == 3 and recorder.dropped == 2
 
 
+def test_kernels_that_are_found_take_no_place_from_graphs_and_leave_the_evidence_whole(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_EVENTS", 3)
+    monkeypatch.setattr(module, "MAX_KERNEL_HITS", 4)
+    for number in range(50):
+        recorder.on_layer_lookup("triton", True, f"kernel {number}")
+    for outcome in ("hit", "miss"):
+        trace({"key": "k"}, artifact={"name": f"fx_graph_cache_{outcome}"})
+    recorder.on_layer_lookup("triton", False, "one that was compiled")
+    for number in range(50):
+        recorder.on_layer_lookup("triton", True, f"kernel {number}")
+    kept = [(one.layer, one.outcome) for one in recorder.lookups]
+    assert kept == [("triton", "hit")] * 4 + [("fxgraph", "hit"), ("fxgraph", "miss"), ("triton", "miss")]
+    assert recorder.dropped == 0
+    recorder.on_layer_lookup("triton", False, "beyond the bound")
+    assert recorder.dropped == 1 and len(recorder.lookups) == 7
+
+
 def test_compiles_names_of_work_and_components_are_bounded_too(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +176,21 @@ def test_the_end_of_a_compile_names_its_place_and_why_no_cuda_graph_is_captured(
     assert graph.recompile_reason == "guard"
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_only_a_failed_compile_whose_graph_was_found_makes_the_cache_suspect(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], layer: str
+) -> None:
+    """A kernel, an object or a search that was found is not the graph: the code that fails is then this program's own."""
+    trace(dynamo_output_graph={"sizes": {}})
+    if layer in ("aotautograd", "fxgraph"):
+        recorder.on_lookup("0/0", layer, "hit", "k", "")
+    else:
+        recorder.on_layer_lookup(layer, True, "k")
+    assert recorder.lookups == [Lookup("-", "0/0", layer, "hit", "k")]
+    trace(compilation_metrics={"co_name": "forward", "fail_reason": "it broke"})
+    assert ("cachepipe suspect" in capsys.readouterr().err) == (layer in ("aotautograd", "fxgraph"))
+
+
 def test_a_foreign_or_broken_event_is_passed_over(recorder: Recorder) -> None:
     trace("not json", chromium_event={})
     trace({"name": "backend_compile", "ph": "E", "ts": 1}, chromium_event={})
@@ -175,21 +209,6 @@ def test_a_recorded_native_function_counts_as_a_capture_and_a_failed_one_as_a_mi
     assert [(one.shape_bucket, one.outcome, one.reason) for one in recorder.lookups][1:] == [
         ("batch=8", "miss", "no CUDA graph could be recorded: because")
     ]
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_only_a_failed_compile_whose_graph_was_found_makes_the_cache_suspect(
-    recorder: Recorder, capsys: pytest.CaptureFixture[str], layer: str
-) -> None:
-    """A kernel, an object or a search that was found is not the graph: the code that fails is then this program's own."""
-    trace(dynamo_output_graph={"sizes": {}})
-    if layer in ("aotautograd", "fxgraph"):
-        recorder.on_lookup("0/0", layer, "hit", "k", "")
-    else:
-        recorder.on_layer_lookup(layer, True, "k")
-    assert recorder.lookups == [Lookup("-", "0/0", layer, "hit", "k")]
-    trace(compilation_metrics={"co_name": "forward", "fail_reason": "it broke"})
-    assert ("cachepipe suspect" in capsys.readouterr().err) == (layer in ("aotautograd", "fxgraph"))
-
 
 
 @pytest.mark.parametrize(
