@@ -187,10 +187,11 @@ def seed(root: BuildRoot, device: str, trees: Sequence[Path]) -> None:
     root.fill(own, lambda path: is_seed(device, path))
     for sibling in reversed(siblings):
         for file in list_tree(sibling):
-            there, data = root.path / file.path, sibling / file.path
-            is_shared = file.path.endswith(CHOICE_SUFFIX) and there.exists()
-            if is_shared and _is_same_search(there.read_bytes(), data.read_bytes()):
-                there.write_bytes(data.read_bytes())
+            there = root.path / file.path
+            if file.path.endswith(CHOICE_SUFFIX) and there.exists():
+                record = (sibling / file.path).read_bytes()
+                if _is_same_search(there.read_bytes(), record):
+                    there.write_bytes(record)
 
 
 def _is_same_search(one: bytes, other: bytes) -> bool:
