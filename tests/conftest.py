@@ -23,6 +23,7 @@ if str(REPOSITORY) not in sys.path:
 from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
 from tests.support.release import Release, build_quickstart
+from tests.support.torch_state import state_of_torch
 
 settings.register_profile("change", max_examples=1_000, deadline=None)
 settings.load_profile("change")
@@ -59,6 +60,14 @@ def moto_s3() -> Iterator[motoserver.Moto]:
     server = motoserver.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _state_of_torch() -> Iterator[None]:
+    """Fails a test that leaves torch in another state than it found: the next one in this process would see it."""
+    before = state_of_torch()
+    yield
+    assert not before or state_of_torch() == before
 
 
 @pytest.fixture

@@ -64,26 +64,48 @@ def _unless_mixed(read: Callable[[], Any]) -> str:
 def set_matmul_precision(wanted: str) -> Callable[[], None]:
     """Sets torch's matmul precision; returns what puts the earlier one back, in both of torch's ways to tell it.
 
-    The older call writes the newer switches too: `none` becomes `ieee`, which is another key, and TF32 that was allowed on the
-    GPU alone would hold on the CPU as well.
+    `highest` is left as torch starts: the older call makes `ieee` of the newer switches' `none`, which computes the same and is
+    another key, so that a service that sets nothing would find nothing outside `entry.context()`. What is so already is not
+    touched, not even for a moment in which another thread could look.
     """
-    switches = _precision_switches()
-    before = _unless_mixed(torch.get_float32_matmul_precision)
-    if before == "mixed":  # it tells again once the newer switches say nothing against it
-        for switch, _ in switches:
-            switch.fp32_precision = "ieee"
-        before = _unless_mixed(torch.get_float32_matmul_precision)
-    torch.set_float32_matmul_precision(wanted)
+    switches, before = _precision_switches(), _unless_mixed(torch.get_float32_matmul_precision)
+    told = before, switches
+    general: Any = torch.backends
+    is_general_ieee = getattr(general, "fp32_precision", "none") == "ieee"
+    if not (before == wanted == "highest" and all(precision == "none" for _, precision in switches)):
+        before = _write_precision(wanted, switches, is_general_ieee)
 
     def put_back() -> None:
+        if told == (_unless_mixed(torch.get_float32_matmul_precision), _precision_switches()):
+            return
         if before != "mixed":
             torch.set_float32_matmul_precision(before)
+        if is_general_ieee:
+            general.fp32_precision = "ieee"
         for switch, precision in switches:
             switch.fp32_precision = "none"
             if switch.fp32_precision != precision:  # else it follows `torch.backends.fp32_precision`, and goes on to
                 switch.fp32_precision = precision
 
     return put_back
+
+
+def _write_precision(wanted: str, switches: list[tuple[Any, str]], is_general_ieee: bool) -> str:
+    """Returns what the older way told before; `mixed` where torch refuses even after the newer one says nothing against it."""
+    before = _unless_mixed(torch.get_float32_matmul_precision)
+    if before == "mixed":
+        for switch, _ in switches:
+            switch.fp32_precision = "ieee"
+        before = _unless_mixed(torch.get_float32_matmul_precision)
+    torch.set_float32_matmul_precision(wanted)
+    if wanted == "highest" and is_general_ieee:  # the default by its other name, which the switches would take on
+        backends: Any = torch.backends
+        backends.fp32_precision = "none"
+    for switch, _ in switches if wanted == "highest" else ():
+        switch.fp32_precision = "none"
+        if switch.fp32_precision != "none":  # it follows a general switch that allows less
+            switch.fp32_precision = "ieee"
+    return before
 
 
 def _precision_switches() -> list[tuple[Any, str]]:

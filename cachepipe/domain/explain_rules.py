@@ -133,7 +133,7 @@ def _matmul(here: Differences) -> Causes:
         return []
     labels = {
         "matmul precision": "call `torch.set_float32_matmul_precision` as the builder did, or use `entry.context()`",
-        "fp32 precision": "use `entry.context()`, which sets it, or call `torch.set_float32_matmul_precision`: `none` is not `ieee`",
+        "fp32 precision": "use `entry.context()`, or do not set `highest`, which torch starts with: `none` and `ieee` are two keys",
         "tf32 matmul": "set `torch.backends.cuda.matmul.allow_tf32` as the builder did",
         "fp16 reduction": "set `torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction` as the builder did",
         "bf16 reduction": "set `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` as the builder did",

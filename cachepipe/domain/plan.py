@@ -35,7 +35,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Named part → the fields of the spec that it covers."""
-CALLING_FORMAT = "1"
+CALLING_FORMAT = "2"
 """Raised when `runtime/calling.py` or `runtime/inputs.py` comes to compile or call in another way: what was built before is built anew."""
 UNKEYED = ("model", "rtol", "atol")
 """Fields of the spec that cannot change the compiled result."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -74,18 +76,77 @@ def called(spec: EntrySpec, model: Any) -> Any:
     return model if spec.method == "forward" else getattr(model, spec.method)
 
 
+@dataclasses.dataclass
+class _Held:
+    wanted: Any
+    put_back: Callable[[], None]
+    holders: int = 1
+
+
+class ProcessWide:
+    """A setting of the whole process, which several threads hold at once: what the first one found, the last one puts back.
+
+    A request that ended would else take the setting from another that is still computed.
+    """
+
+    def __init__(self, put: Callable[[Any], Callable[[], None]]) -> None:
+        """Args:
+        put: sets a value and returns what puts the earlier one back; does nothing where it is so already.
+        """
+        self._put, self._held, self._lock = put, list[_Held](), threading.Lock()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        """A thread that the child does not have may have held the lock."""
+        self._lock = threading.Lock()
+
+    def hold(self, wanted: Any) -> Callable[[], None]:
+        """Sets the value; returns what lets go of it, to be called once, by any thread."""
+        with self._lock:
+            put_back = self._put(wanted)
+            if self._held and self._held[-1].wanted == wanted:
+                self._held[-1].holders += 1
+            else:
+                self._held.append(_Held(wanted, put_back))
+            held = self._held[-1]
+
+        def let_go() -> None:
+            with self._lock:
+                held.holders -= 1
+                while self._held and not self._held[-1].holders:
+                    self._held.pop().put_back()
+
+        return let_go
+
+
+def _put_precision(wanted: str) -> Callable[[], None]:
+    from cachepipe.adapters.torch_settings import set_matmul_precision
+
+    return set_matmul_precision(wanted)
+
+
+def _put_determinism(wanted: bool) -> Callable[[], None]:
+    from cachepipe.adapters.torch_settings import set_determinism
+
+    return set_determinism(wanted)
+
+
+_PRECISION, _DETERMINISM = ProcessWide(_put_precision), ProcessWide(_put_determinism)
+
+
 @contextmanager
 def calling_context(spec: EntrySpec) -> Iterator[None]:
-    """Sets grad mode, autocast, matmul precision and determinism as the builder had them; restores them at the end."""
-    import torch
+    """Sets grad mode, autocast, matmul precision and determinism as the builder had them; restores them at the end.
 
-    from cachepipe.adapters.torch_settings import set_determinism, set_matmul_precision
+    Of matmul precision and determinism, which all threads share, that is when the last thread leaves that holds them alike.
+    """
+    import torch
 
     context = spec.context
     grad_modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
     with ExitStack() as stack:
-        stack.callback(set_matmul_precision(context.matmul_precision))
-        stack.callback(set_determinism(context.deterministic))
+        stack.callback(_PRECISION.hold(context.matmul_precision))
+        stack.callback(_DETERMINISM.hold(context.deterministic))
         stack.enter_context(grad_modes[context.grad]())
         if context.autocast is not None:
             stack.enter_context(torch.autocast(spec.device, dtype=getattr(torch, context.autocast)))

@@ -217,9 +217,11 @@ def _place(device: str, structure: Structure) -> torch.device:
 def ambient_facts(device: str) -> dict[str, str]:
     """Returns the process-wide state that changes what an operation does; environment variables only steer compiles.
 
-    Inference mode is `no_grad` here, as for torch's guards: the same kernels run.
+    Inference mode is `no_grad` here, as for torch's guards: the same kernels run. So is a precision of `none` `ieee`.
     """
     facts = {name: text for name, text in ambient_settings(device).items() if not name.startswith("variable ")}
+    if facts["fp32 precision"] == "none":
+        facts["fp32 precision"] = "ieee"
     if device == "cuda":
         del facts["threads"]  # of the CPU: a GPU's sums do not depend on them
     return {**facts, "grad mode": "grad" if torch.is_grad_enabled() else "no_grad"}

@@ -104,6 +104,7 @@ SENTENCES = {
     "optimisation level": (BOTH, ["inductor config cutlass.compile_opt_level: built -O1, called -O3"]),
     "hooks": (BOTH, ["inductor config generate_intermediate_hooks: built False, called True"]),
     "matmul precision": (BOTH, ["matmul precision: built highest, called high"]),
+    "precision told": (BOTH, ["fp32 precision: built none, called ieee"]),
     "tf32": (BOTH, ["matmul precision: built highest, called high"]),
     "fp16 reduction": (BOTH, ["fp16 reduction: built True, called False"]),
     "bf16 reduction": (BOTH, ["bf16 reduction: built True, called False"]),

@@ -15,6 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import nn
 
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.store import open_store
+from cachepipe.adapters.torch_settings import set_matmul_precision
 from cachepipe.adapters.workdir import read_evidence
 from cachepipe.domain.engine import FILE, EngineFile, engine_folder, sealed
 from cachepipe.domain.entry import EntrySpec
@@ -412,6 +414,19 @@ def test_both_kinds_of_no_grad_are_answered(service: Service) -> None:
     assert service.call()["y"].is_inference()
 
 
+@pytest.mark.parametrize("told", ["nothing", "highest"])
+def test_a_service_outside_the_context_is_answered_whether_it_told_torch_the_precision_it_starts_with_or_not(
+    service: Service, told: str
+) -> None:
+    with ExitStack() as stack:
+        stack.callback(set_matmul_precision("highest"))
+        if told != "nothing":
+            torch.set_float32_matmul_precision(told)
+        with torch.inference_mode():
+            service.compiled(**service.inputs())
+    assert (service.fallbacks, service.reasons) == (0, [])
+
+
 # what is no difference: the weights
 
 
@@ -735,11 +750,18 @@ class Setting:
         self.write(self.before)
 
 
+@contextmanager
+def precision(told: str) -> Iterator[None]:
+    put_back = set_matmul_precision(told)
+    yield
+    put_back()
+
+
 STATES: list[tuple[Callable[[], Any], str]] = [
     (torch.enable_grad, "grad mode: built no_grad, here grad"),
     (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast: built off, here bfloat16"),
     (
-        lambda: Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+        lambda: precision("medium"),
         "matmul precision: built highest, here medium",
     ),
     (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -118,6 +120,33 @@ def test_a_refused_gate_is_exit_18_with_the_numbers_and_the_error_in_one_documen
     assert document["verifications"][0]["shape_buckets"]
     assert document["error"]["kind"] == "VerificationError"
     assert "100000" in document["error"]["message"]
+
+
+OUTSIDE = """
+import json, torch, cachepipe
+from quickstart_model import encoder
+entry = cachepipe.entry("encoder")
+model = entry.compile(encoder(layers=1))
+args, kwargs = entry.inputs(batch=1, seq=32)
+with torch.inference_mode():
+    model(*args, **kwargs)
+cachepipe.ready()
+found = cachepipe.report()
+print(json.dumps([found["misses"], found["native_builds"], found["setting_differences"]]))
+"""
+
+
+def test_a_service_that_sets_nothing_finds_its_graphs_outside_the_context_too(
+    quickstart_release: Release, tmp_path: Path
+) -> None:
+    release, dest = quickstart_release, tmp_path / "dest"
+    dest.mkdir(mode=0o700)
+    words = ["restore", release.store, "--name", release.name, "--channel", "candidate", "--dest", str(dest / "it")]
+    python_path = os.pathsep.join([str(MANIFEST.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = clean_environment(PYTHONPATH=python_path)
+    done = run_cachepipe(*words, "--strict", "--", sys.executable, "-c", OUTSIDE, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [0, 0, []], done.stderr
 
 
 def test_report_shows_the_evidence_of_a_build(quickstart_release: Release) -> None:

@@ -19,7 +19,7 @@ import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import nn
 
-from cachepipe.adapters.torch_settings import ambient_settings, config_components
+from cachepipe.adapters.torch_settings import ambient_settings, config_components, set_matmul_precision
 from cachepipe.domain.evidence import EntryEvidence, Work
 from cachepipe.domain.record import to_json
 from cachepipe.runtime.recorder import Recorder
@@ -59,6 +59,21 @@ def swapped(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> It
 def matmul(name: str, value: bool) -> AbstractContextManager[None]:
     owner = torch.backends.cuda.matmul
     return swapped(lambda: getattr(owner, name), lambda found: setattr(owner, name, found), value)
+
+
+@contextmanager
+def precision(told: Callable[[], None]) -> Iterator[None]:
+    """What torch is told of precision, ended as a calling context of ours ends it."""
+    put_back = set_matmul_precision("highest")
+    told()
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def allow_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def through_closure(net: nn.Module, **settings: Any) -> Callable[..., Any]:
@@ -107,7 +122,6 @@ def rows() -> dict[str, dict[str, Any]]:
     bf16 = torch.bfloat16
     set_device = swapped(lambda: None, torch.set_default_device, "cpu")
     deterministic = swapped(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)
-    precision = swapped(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
     default_dtype = swapped(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
     threads = swapped(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1)
     return {
@@ -135,8 +149,9 @@ def rows() -> dict[str, dict[str, Any]]:
         "debug": {"contexts": [inductor.patch(debug=True)]},
         "optimisation level": {"contexts": [inductor.patch({"cutlass.compile_opt_level": "-O3"})]},
         "hooks": {"contexts": [inductor.patch(generate_intermediate_hooks=True)]},
-        "matmul precision": {"contexts": [precision]},
-        "tf32": {"net": lambda: Positions().eval(), "contexts": [matmul("allow_tf32", True)]},
+        "matmul precision": {"contexts": [precision(lambda: torch.set_float32_matmul_precision("high"))]},
+        "precision told": {"contexts": [precision(lambda: torch.set_float32_matmul_precision("highest"))]},
+        "tf32": {"net": lambda: Positions().eval(), "contexts": [precision(allow_tf32)]},
         "fp16 reduction": {"contexts": [matmul("allow_fp16_reduced_precision_reduction", False)]},
         "bf16 reduction": {"contexts": [matmul("allow_bf16_reduced_precision_reduction", False)]},
         "deterministic": {"contexts": [deterministic]},
@@ -155,7 +170,6 @@ def rows() -> dict[str, dict[str, Any]]:
 
 def main(folder: str, target: str, *words: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    torch.set_float32_matmul_precision("highest")  # as every calling context of ours does: unset is another value
     base = {"base": {}, "base positions": {"net": lambda: Positions().eval()}}
     chosen: dict[str, dict[str, Any]] = base if words else rows()
     tree = {name: to_json(called(row)) for name, row in chosen.items()}

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from operator import attrgetter
 
 import pytest
@@ -14,7 +19,7 @@ import torch
 from cachepipe.adapters.torch_settings import ambient_settings, set_matmul_precision
 from cachepipe.domain.entry import Context
 from cachepipe.errors import UsageError
-from cachepipe.runtime.calling import build_model, calling_context, flatten, gradients, loss, prepare
+from cachepipe.runtime.calling import ProcessWide, build_model, calling_context, flatten, gradients, loss, prepare
 from cachepipe.runtime.inputs import example_inputs, resolve
 from tests.support.jobs import spec_of
 
@@ -137,6 +142,8 @@ STATES: dict[str, list[Callable[[], None]]] = {
     "high, told otherwise": [older("high"), switch("mkldnn.matmul", "bf16"), switch("cuda.matmul", "ieee")],
     "highest, told otherwise": [older("highest"), switch("mkldnn.matmul", "tf32"), switch("cuda.matmul", "tf32")],
 }
+ALLOW_LESS = ("newer  tf32", "newer mkldnn tf32", "newer cudnn tf32")
+"""Where `none` would follow a switch for more than a GPU's products."""
 
 
 def untold() -> str:
@@ -161,7 +168,8 @@ def test_whatever_a_service_had_set_of_precision_is_told_alike_after_the_context
     for _ in range(2):
         with calling_context(spec_of("small", context=Context("inference_mode", None, wanted, False))):
             assert ambient_settings("cpu")["matmul precision"] == torch.get_float32_matmul_precision() == wanted
-            assert precisions()["cuda.matmul"] == ("ieee" if wanted == "highest" else "tf32")
+            switched = precisions()["cuda.matmul"]
+            assert switched == ("tf32" if wanted != "highest" else "ieee" if name in ALLOW_LESS else "none")
         assert precisions() == before
     assert untold() == hidden
 
@@ -173,6 +181,78 @@ def test_after_the_context_a_precision_that_was_set_for_all_of_torch_can_still_b
         pass
     switch("", "ieee")()
     assert {precisions()[name] for name in ("cuda.matmul", "mkldnn.matmul")} == {"ieee"}
+
+
+@pytest.mark.usefixtures("reset")
+@pytest.mark.parametrize("deed", [older("high"), older("highest"), allow_tf32, switch("mkldnn.matmul", "bf16")])
+def test_what_is_set_of_precision_inside_the_context_ends_with_it(deed: Callable[[], None]) -> None:
+    before = precisions()
+    with calling_context(spec_of("small")):
+        deed()
+    assert precisions() == before
+
+
+def held_in_turn(steps: list[tuple[str, str]]) -> list[str]:
+    """Each letter is a thread that enters a context (with a precision) or leaves it; returns the precision after each step."""
+    seen, threads = [], dict[str, tuple[ThreadPoolExecutor, AbstractContextManager[None]]]()
+    for letter, wanted in steps:
+        if wanted:
+            spec = spec_of("small", context=Context("inference_mode", None, wanted, False))
+            threads[letter] = ThreadPoolExecutor(1), calling_context(spec)
+            threads[letter][0].submit(threads[letter][1].__enter__).result()
+        else:
+            thread, context = threads.pop(letter)
+            thread.submit(context.__exit__, None, None, None).result()
+            thread.shutdown()
+        seen.append(torch.get_float32_matmul_precision())
+    return seen
+
+
+@pytest.mark.usefixtures("reset")
+@pytest.mark.parametrize(
+    ("steps", "seen"),
+    [
+        ("a=high b=high a b", "high high high highest"),
+        ("a=high b=high b a", "high high high highest"),
+        ("a=high b=high a c=high b c", "high high high high high highest"),
+        ("a=highest b=high b a", "highest high highest highest"),
+        ("a=high b=medium b a", "high medium high highest"),
+        ("a=high b=medium a b", "high medium medium highest"),
+        ("a=high b=medium c=high a b c", "high medium high high high highest"),
+    ],
+)
+def test_requests_at_once_share_the_precision_and_the_last_one_puts_it_back(steps: str, seen: str) -> None:
+    before = precisions()
+    words = [(letter, wanted) for letter, _, wanted in (step.partition("=") for step in steps.split())]
+    assert held_in_turn(words) == seen.split()
+    assert precisions() == before
+
+
+@pytest.mark.usefixtures("reset")
+def test_threads_that_enter_and_leave_at_any_time_never_see_another_precision_inside() -> None:
+    def request(_: int) -> set[object]:
+        found = set()
+        for _ in range(200):
+            with calling_context(spec_of("small")):
+                found.add((torch.get_float32_matmul_precision(), precisions()["cuda.matmul"]))
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set().union(*pool.map(request, range(4))) == {("highest", "none")}
+
+
+def test_a_lock_that_another_thread_held_at_a_fork_does_not_stop_the_child() -> None:
+    shared = ProcessWide(lambda _: lambda: None)
+    with shared._lock:
+        child = os.fork()
+        if not child:
+            shared.hold(1)()
+            os._exit(0)
+    deadline = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child waits for ever")
 
 
 @pytest.mark.usefixtures("reset")
