@@ -72,6 +72,8 @@ TABLE: tuple[Name, ...] = (
     Name("torch._functorch._aot_autograd.autograd_cache", "log"),
     Name("torch._inductor", "aot_compile"),
     Name("torch._inductor", "list_mode_options"),
+    Name("torch._inductor.codegen.common", "KernelTemplate._template_from_string"),
+    Name("torch._inductor.codegen.common", "jinja2_env"),
     Name("torch._inductor.compile_fx", "fx_codegen_and_compile"),
     Name("torch._inductor.config", "aot_inductor.embed_kernel_binary"),
     Name("torch._inductor.config", "aot_inductor.enable_line_tables", (2, 13)),
@@ -102,6 +104,7 @@ TABLE: tuple[Name, ...] = (
     Name(_HEURISTICS, "AutotuneCache"),
     Name(_HEURISTICS, "check_autotune_cache"),
     Name(_HEURISTICS, "hash_configs"),
+    Name("triton.runtime.cache", "triton_key"),
     Name("triton.knobs", "compilation"),
     Name("triton.knobs", "compilation_knobs.listener"),
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachepipe.domain.evidence import Work
 from cachepipe.importing import when_imported
-from cachepipe.runtime import backports
+from cachepipe.runtime import backports, garbage
 from cachepipe.runtime.details import expected_graphs, restored_device, tell_misses
 from cachepipe.runtime.events import say
 from cachepipe.runtime.late import LateCompile, LateWatch
@@ -48,6 +48,7 @@ class Attached:
     changed: tuple[str, ...] = ()
     """As `LateCompile.settings`, of the compile in progress."""
     late_watch: LateWatch = field(init=False)
+    is_restored: bool = field(default_factory=lambda: bool(os.environ.get("CACHEPIPE_ROOT")))
     is_ready: bool = False
     is_tried: bool = False
     """The attempt marks were made."""
@@ -213,6 +214,8 @@ def _on_compile_start(args: Any) -> None:
         return
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
+    if attached.is_restored:
+        garbage.begin()
     _begin_attempts(attached)
     attached.recorder.hear()
     if attached.is_ready or not attached.settings:
@@ -241,6 +244,8 @@ def _on_compile_end(args: Any) -> None:
         return
     attached.last_compile = time.monotonic()
     attached.compiles_open -= 1
+    if attached.is_restored:
+        garbage.end()
     attached.compiles_ended += 1
     if attached.is_ready:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from cachepipe.domain.variables import COMPILER
 from cachepipe.importing import when_imported
+from cachepipe.runtime.recorded_digest import recorded_digest, with_known_digest
 
 Version = tuple[int, int]
 
@@ -206,6 +207,41 @@ def _name_compiler(module: Any, root: str) -> None:
     module.cpp.cxx = (None, COMPILER)
 
 
+class _Later:
+    """A Jinja template that is compiled when it is first asked for anything."""
+
+    def __init__(self, compiled: Callable[[str], Any], source: str) -> None:
+        self._compiled, self._source = compiled, source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = self._compiled(self._source)
+        self.__dict__.update(render=made.render)
+        return getattr(made, name)
+
+
+def _compile_templates_later(module: Any, root: str) -> None:
+    """torch compiles the source templates of all its kernels when it is imported: a quarter of that time, and a hit generates
+    no source."""
+    compiled: Callable[[str], Any] = module.KernelTemplate._template_from_string
+
+    @functools.wraps(compiled)
+    def template_from_string(source: str) -> Any:
+        return _Later(compiled, source) if module.jinja2_env() is not None else compiled(source)
+
+    module.KernelTemplate._template_from_string = staticmethod(template_from_string)
+
+
+def _take_recorded_digest(module: Any, root: str) -> None:
+    """A part of every key on a GPU is the digest of Triton's library, 415 MB in 3.6: each process reads all of it, from a cold
+    disk for seconds. Whoever installed it has written the digest down; it is taken if the file is as it was then."""
+    library = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(module.__file__))), "_C", "libtriton.so")
+    digest = recorded_digest(library, "triton")
+    if digest is not None:
+        module.triton_key = with_known_digest(module.triton_key, module, library, digest)
+
+
 def _is_config(config: Any, record: dict[str, Any]) -> bool:
     chosen = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     return all(name in record and record[name] == value for name, value in chosen.items())
@@ -294,6 +330,26 @@ TABLE = (
         module="torch._inductor.config",
         patch=_name_compiler,
         is_for_builder=True,
+    ),
+    Backport(
+        name="templates",
+        first=(2, 11),
+        last=(2, 13),
+        reference="torch/_inductor/codegen/common.py: KernelTemplate._template_from_string, in 2.11.0 to 2.13.0",
+        what="compiles the source templates of torch's kernels when one is rendered, not when torch is imported",
+        module="torch._inductor.codegen.common",
+        patch=_compile_templates_later,
+        is_for_builder=False,
+    ),
+    Backport(
+        name="triton-digest",
+        first=(2, 11),
+        last=(2, 13),
+        reference="triton/runtime/cache.py: triton_key, in 3.6.0 and 3.7.1",
+        what="takes the digest of Triton's library from the installer's record, if the file is as it was installed",
+        module="triton.runtime.cache",
+        patch=_take_recorded_digest,
+        is_for_builder=False,
     ),
     Backport(
         name="isa-probe",

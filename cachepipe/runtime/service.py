@@ -30,6 +30,7 @@ from cachepipe.errors import CachepipeError, UsageError
 from cachepipe.runtime import attach as attaching
 from cachepipe.runtime.calling import call, called, calling_context, compile_model, prepare
 from cachepipe.runtime.details import details, differing_settings
+from cachepipe.runtime.garbage import rarely_collected
 from cachepipe.runtime.inputs import example_inputs
 
 WARMUP_CALLS = {"cpu": 1, "cuda": 3}
@@ -78,7 +79,8 @@ class Entry:
         assert record is not None
 
         def traced() -> Callable[..., Any]:
-            compiled = compile_model(spec, prepared)
+            with rarely_collected():  # torch.compile imports torch._dynamo
+                compiled = compile_model(spec, prepared)
             return compiled if is_able else or_eager(compiled, called(spec, prepared), self.name)
 
         if spec.engine != AOT:

@@ -77,6 +77,24 @@ def test_one_line_says_what_the_start_did(tmp_path: Path, words: tuple[str, ...]
     assert marks(tmp_path) == []
 
 
+@pytest.mark.parametrize("root", ["", "/restored"])
+def test_garbage_is_collected_rarely_while_a_restored_graph_is_loaded_and_as_ever_before_and_after(
+    tmp_path: Path, root: str
+) -> None:
+    body = """
+import gc
+from torch._dynamo.callback import on_compile_start
+inside = []
+on_compile_start(lambda args: inside.append(gc.get_threshold()))
+usual = gc.get_threshold()
+serve()
+print(usual[0], inside[0][0], gc.get_threshold() == usual, inside[0][1:] == usual[1:])
+"""
+    done = run(tmp_path, body, **({"CACHEPIPE_ROOT": root} if root else {}))
+    usual, inside, *same = done.stdout.split()
+    assert same == ["True", "True"] and inside == ("50000" if root else usual), done.stdout + done.stderr
+
+
 def test_a_sitecustomize_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.users_own = 1\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -130,3 +132,26 @@ def test_a_look_at_the_gpu_tells_clocks_and_heat() -> None:
         assert watch is not None
         sample = watch.sample()
     assert sample.sm_mhz > 0 and sample.temperature_c > 0 and sample.power_w > 0
+
+
+TRITON_KEY = """
+import sys, time
+from cachepipe.runtime import backports
+if sys.argv[1] == "quick":
+    backports.apply("/restored", "2.11.0")
+import triton.runtime.autotuner as asks
+begin = time.perf_counter()
+print(asks.triton_key(), time.perf_counter() - begin)
+"""
+
+
+def test_the_digest_of_tritons_library_from_its_record_is_the_one_of_its_bytes() -> None:
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", TRITON_KEY, how], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for how in ("whole", "quick")
+    ]
+    (whole, whole_s), (quick, quick_s) = answers
+    assert whole == quick and len(whole) > 1000
+    assert float(quick_s) < float(whole_s)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from cachepipe.runtime.backports import TABLE, Backport, matching
 
 
 def _is_for_this_torch(backport: Backport) -> bool:
-    return backport in matching(version("torch"))
+    has_triton = find_spec("triton") is not None
+    return backport in matching(version("torch")) and (has_triton or not backport.module.startswith("triton"))
 
 
 @pytest.mark.parametrize("backport", [row for row in TABLE if _is_for_this_torch(row)], ids=lambda row: row.name)
@@ -23,8 +25,8 @@ def test_the_patched_module_exists_on_the_version_it_names(backport: Backport) -
     assert import_module(backport.module)
 
 
-def test_trim_opens_every_probe_object() -> None:
-    assert [row.name for row in TABLE if not row.is_for_builder] == ["isa-probe"]
+def test_trim_opens_every_file_that_a_start_may_open() -> None:
+    assert [row.name for row in TABLE if not row.is_for_builder] == ["templates", "triton-digest", "isa-probe"]
 
 
 @pytest.mark.parametrize("other", ["2.7.0", "2.10.0", "2.14.0", "3.0", "", "main", "2"])
@@ -157,3 +159,32 @@ def test_case_a14_an_image_that_names_its_compiler_has_the_builders_key_part() -
         [sys.executable, "-c", NAMING.format(path=sys.path)], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "(None, 'g++') (None, 'g++')"
+
+
+TEMPLATES = """
+import sys
+sys.path[:0] = {path!r}
+from cachepipe.runtime import backports
+import jinja2
+made = []
+original = jinja2.Environment.from_string
+jinja2.Environment.from_string = lambda self, source, *words: made.append(source) or original(self, source, *words)
+if {applies!r}:
+    backports.apply("/restored", "2.13.0")
+import torch._inductor.select_algorithm
+from torch._inductor.codegen.common import KernelTemplate
+print(len(made))
+template = KernelTemplate._template_from_string("{{{{ x }}}}!")
+print(template.render(x=2), template.render(x=3), made.count("{{{{ x }}}}!"), bool(template), template.name)
+KernelTemplate._template_from_string("{{{{").render()
+"""
+
+
+@pytest.mark.parametrize("applies", [False, True])
+def test_templates_are_compiled_when_one_is_rendered_and_not_when_torch_is_imported(applies: bool) -> None:
+    code = TEMPLATES.format(path=sys.path, applies=applies)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    imported, *rest = done.stdout.split()
+    assert rest[:5] == ["2!", "3!", "1", "True", "None"], done.stdout
+    assert "TemplateSyntaxError" in done.stdout + done.stderr and done.returncode == 1
+    assert imported == "0" if applies else int(imported) > 10
