@@ -22,6 +22,7 @@ class _Finder:
     """First on sys.meta_path while hooks wait; finds nothing itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        _call_overdue()
         if name not in _hooks:
             return None
         for finder in sys.meta_path:
@@ -37,14 +38,14 @@ _finder = _Finder()
 
 
 def when_imported(name: str, hook: Hook) -> Callable[[], None]:
-    """Calls `hook(module)` once: at once if the module is there and ready, else right after its import.
+    """Calls `hook(module)` once: at once if the module is there and ready, else right after its import; one that is being imported
+    right now is past our finder, so its hook waits for the next import of anything.
 
     Returns:
         A function that stops waiting.
     """
-    module = sys.modules.get(name)
-    is_loading = getattr(getattr(module, "__spec__", None), "_initializing", False)
-    if module is not None and not is_loading:
+    module = _imported(name)
+    if module is not None:
         _call(hook, module)
         return lambda: None
     with _lock:
@@ -56,6 +57,21 @@ def when_imported(name: str, hook: Hook) -> Callable[[], None]:
         _take(name, hook)
 
     return cancel
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Returns a module that is there and whose import has ended."""
+    module = sys.modules.get(name)
+    is_loading = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return None if is_loading else module
+
+
+def _call_overdue() -> None:
+    for name in list(_hooks):
+        module = _imported(name)
+        if module is not None:
+            for hook in _take(name):
+                _call(hook, module)
 
 
 def _take(name: str, hook: Hook | None = None) -> list[Hook]:

@@ -44,7 +44,7 @@ def main(job_file: str) -> None:
             dynamic=spec.dynamic,
         )
     else:
-        function = compile_model(spec, prepare(spec, model))
+        function = compile_model(spec, prepare(spec, model), is_served=False)
     prepared = time.monotonic()
     calls = []
     with calling_context(spec):

@@ -2,13 +2,14 @@
 
 Everything is read from the Python frames below the callback, so that nothing has to be installed before.
 
-Source: torch/_dynamo/convert_frame.py (`_compile`: its locals `frame`, `code`, `recompile_reason`), _dynamo/callback.py
+Source: torch/_dynamo/convert_frame.py (`_compile`: its locals `frame`, `code`, `recompile_reason`; `exceeds_recompile_limit`), _dynamo/callback.py
 (`CompilationCallbackHandler`: `start_callbacks`, `end_callbacks`, `clear`), _dynamo/exc.py (`UncapturedHigherOrderOpError`,
 which `ConvertFrame` never suppresses); checked against torch 2.13.0.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,6 +72,27 @@ def watch_compiles(callback: Any, on_start: Callable[[Any], None], on_end: Calla
     handler = callback.callback_handler
     handler.start_callbacks = _Kept(handler.start_callbacks, on_start)
     handler.end_callbacks = _Kept(handler.end_callbacks, on_end)
+
+
+def watch_limit(convert_frame: Any, on_limit: Callable[[], None]) -> None:
+    """Has `on_limit` called whenever torch gives up compiling a function again and answers eager, where `compiling` can tell of it.
+
+    Args:
+        convert_frame: the module torch._dynamo.convert_frame.
+
+    Raises:
+        AttributeError: this torch has no such function.
+    """
+    original: Callable[..., tuple[bool, str]] = convert_frame.exceeds_recompile_limit
+
+    @functools.wraps(original)
+    def exceeds_recompile_limit(*args: Any, **kwargs: Any) -> tuple[bool, str]:
+        found = original(*args, **kwargs)
+        if found[0]:
+            on_limit()
+        return found
+
+    convert_frame.exceeds_recompile_limit = exceeds_recompile_limit
 
 
 def compiling() -> Compiling:

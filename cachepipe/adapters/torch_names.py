@@ -63,6 +63,7 @@ TABLE: tuple[Name, ...] = (
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_start_callback"),
     Name("torch._dynamo.callback", "CompilationCallbackHandler.register_end_callback"),
     Name("torch._dynamo.callback", "callback_handler"),
+    Name("torch._dynamo.cache_size", "exceeds_recompile_limit"),  # convert_frame imports it
     Name("torch._dynamo.convert_frame", "_compile"),
     Name("torch._dynamo.eval_frame", "_stance"),
     Name("torch._dynamo.exc", "BackendCompilerFailed"),

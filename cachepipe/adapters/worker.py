@@ -134,7 +134,7 @@ class Session:
         """Returns what is called: torch.compile's, or the native functions of an entry with the engine `aot` that are restored."""
         if self.is_eager:
             return called(self.spec, model)
-        spec, traced = self.spec, partial(compile_model, self.spec, model)
+        spec, traced = self.spec, partial(compile_model, self.spec, model, is_served=self.job.is_served)
         if self.recorder is None or not (spec.engine == AOT and self.job.engine):
             return traced()
         from cachepipe.runtime.engine_module import engine_model

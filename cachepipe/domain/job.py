@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from cachepipe.domain.entry import EntrySpec
 
 STEPS = ("tune", "settle", "trim", "export", "fallback", "prove", "verify", "eager", "latency")
+PROOF_STEPS = ("verify", "prove", "fallback")
+"""Processes that started from a restored artifact."""
 
 UNTIMED_CALLS = 2
 """First calls of a timed block that are not for use: they find another process's data in the caches, and tell how long asking
@@ -37,3 +39,8 @@ class Job:
     engine: str = ""
     """Folder of the entry's native functions, relative to `root`; of entries with the engine `aot`.
     Where it is named, the export makes them and every other step calls them."""
+
+    @property
+    def is_served(self) -> bool:
+        """Tells whether torch compiles as in a service."""
+        return self.step in PROOF_STEPS

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 from cachepipe.domain.engine import LAYER
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work
+from cachepipe.domain.job import PROOF_STEPS
 
-PROOF_STEPS = ("verify", "prove", "fallback")
-"""Processes that started from a restored artifact."""
 BUILD_WORK = (
     *("benchmarks", "tuning_runs", "triton_compiles", "ptxas_runs"),
     *("native_builds", "compiler_runs"),

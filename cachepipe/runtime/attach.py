@@ -93,6 +93,7 @@ def attach(*, strict: bool | None = None) -> Attached:
     _state.recorder.start()
     backports.apply(os.environ.get("CACHEPIPE_ROOT", ""), _torch_version())
     when_imported("torch._dynamo.callback", _watch_compiles)
+    when_imported("torch._dynamo.convert_frame", _watch_limit)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork)
     _start_timer()
@@ -206,6 +207,22 @@ def _watch_compiles(module: ModuleType) -> None:
         if _state is not None:
             _begin_attempts(_state)  # a torch that does not tell when a compile begins
         raise
+
+
+def _watch_limit(module: ModuleType) -> None:
+    from cachepipe.adapters.torch_compiling import watch_limit
+
+    watch_limit(module, _on_limit)
+
+
+def _on_limit() -> None:
+    attached = _state
+    if attached is None:
+        return
+    try:
+        attached.late_watch.limit(attached.changed)
+    except Exception as error:  # noqa: BLE001 - the call is answered eager all the same
+        say("attach", problem=f"recompile limit not told: {type(error).__name__}: {error}")
 
 
 def _on_compile_start(args: Any) -> None:

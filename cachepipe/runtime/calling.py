@@ -49,8 +49,11 @@ def prepare(spec: EntrySpec, model: Any) -> Any:
     return model.requires_grad_(spec.requires_grad or spec.train)
 
 
-def compile_model(spec: EntrySpec, model: Any) -> Callable[..., Any]:
-    """Returns torch.compile of a prepared model with the entry's mode, options, dynamic and fullgraph.
+def compile_model(spec: EntrySpec, model: Any, *, is_served: bool) -> Callable[..., Any]:
+    """Returns torch.compile of a prepared model with the entry's mode, options and dynamic.
+
+    `fullgraph` is a demand on the build, and no part of a key. Where the model is served, or proved as it will be, torch answers
+    eager what it cannot trace or may not trace once more; with `fullgraph` it would raise, and a request be lost.
 
     The recompile limit is raised to the number of differently traced shape buckets. `dynamic=False` keeps marked dimensions
     dynamic and all others static; None would make those dynamic too that differ between calls, in the order of the calls.
@@ -62,7 +65,7 @@ def compile_model(spec: EntrySpec, model: Any) -> Callable[..., Any]:
     from cachepipe.adapters.torch_settings import mode_options, raise_recompile_limit
 
     raise_recompile_limit(len({traced_bucket(spec, bucket) for bucket in spec.shape_buckets}))
-    settings: dict[str, Any] = {"fullgraph": spec.fullgraph, "dynamic": spec.dynamic}
+    settings: dict[str, Any] = {"fullgraph": spec.fullgraph and not is_served, "dynamic": spec.dynamic}
     if spec.options:
         settings["options"] = mode_options(spec.mode, spec.options)
     else:

@@ -37,7 +37,8 @@ class LateCompile:
     reason: str = ""
     """The guard that failed."""
     outcome: str = "compiled"
-    """`compiled`, `hit` (everything came from the cache), or `refused` in strict mode."""
+    """`compiled`, `hit` (everything came from the cache), `refused` in strict mode, or `eager`: torch's recompile limit was
+    reached, and whatever else this function is called with runs eager unseen."""
 
 
 class LateWatch:
@@ -77,6 +78,15 @@ class LateWatch:
             raise late_compile_error(what, f"{remedy}, or unset CACHEPIPE_STRICT")
         self._recorder.start()
 
+    def limit(self, changed: tuple[str, ...]) -> None:
+        """At torch's recompile limit."""
+        from cachepipe.adapters.torch_compiling import compiling
+
+        what = compiling()
+        self._keep(
+            LateCompile("-", dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason, outcome="eager")
+        )
+
     def end(self) -> None:
         """At the end callback, which torch also calls after `begin` has raised."""
         late, self._open = self._open, None
@@ -89,6 +99,9 @@ class LateWatch:
             late.outcome = "hit" if seen and all(one.outcome == "hit" for one in seen) else "compiled"
             log = self._recorder.logs.get("-")
             late.sizes = late.sizes or (dict(log.sizes) if log else {})
+        self._keep(late)
+
+    def _keep(self, late: LateCompile) -> None:
         self.count += 1
         self.seconds += late.seconds
         if len(self.compiles) < MAX_LATE:

@@ -80,7 +80,7 @@ class Entry:
 
         def traced() -> Callable[..., Any]:
             with rarely_collected():  # torch.compile imports torch._dynamo
-                compiled = compile_model(spec, prepared)
+                compiled = compile_model(spec, prepared, is_served=True)
             return compiled if is_able else or_eager(compiled, called(spec, prepared), self.name)
 
         if spec.engine != AOT:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from cachepipe.domain.entry import bucket_label
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Uncounted, Work, layer_counts, rate_of
+from cachepipe.domain.job import PROOF_STEPS
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief
 from cachepipe.domain.record import Json, to_json
-from cachepipe.domain.verdict import PROOF_STEPS, Fault, Verdict, error_words, verdict_of
+from cachepipe.domain.verdict import Fault, Verdict, error_words, verdict_of
 from cachepipe.errors import UsageError
 from cachepipe.workflows.evidence_files import Say, read_files, silent
 from cachepipe.workflows.report_details import Details, details_of

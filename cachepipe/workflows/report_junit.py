@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from cachepipe.domain.evidence import Uncounted
+from cachepipe.domain.job import PROOF_STEPS
 from cachepipe.domain.printable import one_line, printable
-from cachepipe.domain.verdict import PROOF_STEPS, Fault
+from cachepipe.domain.verdict import Fault
 from cachepipe.workflows.report import BucketRow, Report, process_faults
 from cachepipe.workflows.report_page import report_page
 

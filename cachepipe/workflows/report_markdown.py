@@ -6,9 +6,10 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from cachepipe.domain.job import PROOF_STEPS
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief, one_line
-from cachepipe.domain.verdict import PROOF_STEPS, error_words
+from cachepipe.domain.verdict import error_words
 from cachepipe.workflows.report import Report, hits_text, process_work, work_text
 from cachepipe.workflows.report_compare import compare
 from cachepipe.workflows.report_page import report_page

@@ -8,9 +8,10 @@ from typing import Any
 
 from cachepipe import __version__
 from cachepipe.domain.evidence import LAYERS
+from cachepipe.domain.job import PROOF_STEPS
 from cachepipe.domain.phases import Phases
 from cachepipe.domain.printable import brief
-from cachepipe.domain.verdict import PROOF_STEPS, error_words, work_faults
+from cachepipe.domain.verdict import error_words, work_faults
 from cachepipe.workflows.report import BucketRow, Report, StepRow, process_faults, process_work
 from cachepipe.workflows.report_compare import Comparison, compare
 from cachepipe.workflows.report_details import CompileRow, TunedRow

@@ -977,4 +977,4 @@ def test_two_builds_of_the_same_code_describe_it_alike(built: Built) -> None:
 
 def test_torch_compile_of_the_same_entry_still_works_beside(built: Built) -> None:
     spec = dataclasses.replace(built.spec, engine="jit")
-    assert callable(compile_model(spec, prepare_any(spec)))
+    assert callable(compile_model(spec, prepare_any(spec), is_served=True))

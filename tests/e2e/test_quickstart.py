@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,18 @@ def test_a_refused_gate_is_exit_18_with_the_numbers_and_the_error_in_one_documen
     assert "100000" in document["error"]["message"]
 
 
+def served(release: Release, tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a service's script behind a restore."""
+    dest = tmp_path / "dest"
+    dest.mkdir(mode=0o700)
+    words = ["restore", release.store, "--name", release.name, "--channel", "candidate", "--dest", str(dest / "it")]
+    python_path = os.pathsep.join([str(MANIFEST.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = clean_environment(PYTHONPATH=python_path)
+    done = run_cachepipe(*words, "--strict", "--", sys.executable, "-c", script, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 OUTSIDE = """
 import json, torch, cachepipe
 from quickstart_model import encoder
@@ -139,14 +152,40 @@ print(json.dumps([found["misses"], found["native_builds"], found["setting_differ
 def test_a_service_that_sets_nothing_finds_its_graphs_outside_the_context_too(
     quickstart_release: Release, tmp_path: Path
 ) -> None:
-    release, dest = quickstart_release, tmp_path / "dest"
-    dest.mkdir(mode=0o700)
-    words = ["restore", release.store, "--name", release.name, "--channel", "candidate", "--dest", str(dest / "it")]
-    python_path = os.pathsep.join([str(MANIFEST.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = clean_environment(PYTHONPATH=python_path)
-    done = run_cachepipe(*words, "--strict", "--", sys.executable, "-c", OUTSIDE, env=env)
-    assert done.returncode == 0, done.stderr
+    done = served(quickstart_release, tmp_path, OUTSIDE)
     assert json.loads(done.stdout) == [0, 0, []], done.stderr
+
+
+ODD_SHAPES = """
+import json, os, torch, cachepipe
+from quickstart_model import encoder
+entry = cachepipe.entry("encoder")
+model = entry.compile(encoder(layers=1))
+with entry.context():
+    entry.warmup(model)
+cachepipe.ready()
+torch._dynamo.config.recompile_limit = 2  # what is built; a compile more takes half a minute
+answers = []
+with entry.context():
+    for batch in (2, 3, 5, 1, 4):
+        args, kwargs = entry.inputs(batch=batch, seq={1: 32, 4: 64}.get(batch, 8))
+        answers.append(tuple(model(*args, **kwargs).shape)[0])
+print(json.dumps([answers, cachepipe.report()["late_compiles"]]))
+"""
+
+
+def test_requests_of_more_shapes_than_torch_compiles_are_answered_eager_and_that_is_told(
+    quickstart_release: Release, tmp_path: Path
+) -> None:
+    done = served(quickstart_release, tmp_path, ODD_SHAPES)
+    answers, (first, second) = json.loads(done.stdout)
+    assert answers == [2, 3, 5, 1, 4]
+    assert (first["outcome"], first["sizes"]) == ("compiled", {"tokens": [2, 8]})
+    assert (second["outcome"], second["sizes"]) == ("eager", {"tokens": [3, 8]}), (
+        "what comes after it runs eager unseen"
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile")]
+    assert len(lines) == 2 and "outcome=eager" in lines[1] and "expected 2, actual 3" in lines[1]
 
 
 def test_report_shows_the_evidence_of_a_build(quickstart_release: Release) -> None:

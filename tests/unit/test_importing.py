@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,27 @@ def test_a_module_that_is_there_is_hooked_at_once() -> None:
     seen: list[str] = []
     importing.when_imported("json", lambda module: seen.append(module.__name__))
     assert seen == ["json"]
+
+
+def test_a_hook_for_a_module_in_the_middle_of_its_import_runs_at_the_next_import_once(folder: Path) -> None:
+    (folder / "half_way.py").write_text("import half_way_inner\nvalue = 2\n")
+    (folder / "half_way_inner.py").write_text("import ask_for_a_hook\n")
+    (folder / "ask_for_a_hook.py").write_text("ask()\n")
+    (folder / "anything_else.py").write_text("")
+    seen: list[int] = []
+    ask = partial(importing.when_imported, "half_way", lambda module: seen.append(module.value))
+    asks = importing.when_imported("half_way_inner", lambda module: None)
+    vars(builtins)["ask"] = ask
+    try:
+        import half_way  # type: ignore[import-not-found]
+    finally:
+        del vars(builtins)["ask"]
+    asks()
+    assert half_way.value == 2
+    import anything_else  # type: ignore[import-not-found]  # noqa: F401
+
+    assert seen == [2]
+    assert importing._finder not in sys.meta_path
 
 
 def test_an_error_in_a_hook_does_not_reach_the_importer(folder: Path) -> None:
