@@ -3,19 +3,32 @@
 Key specification ECC_NIST_P256, usage SIGN_VERIFY. Rights: `kms:GetPublicKey` and `kms:Sign`; to make one `kms:CreateKey` and
 `kms:CreateAlias` as well.
 
-Source: AWS KMS API, Sign: with MessageType DIGEST and ECDSA_SHA_256 it takes the SHA-256 of the message, so that no
-message is too long for it, and answers with a DER signature.
+Each request to sign names the digest that it sends in its User-Agent, which AWS CloudTrail records where it records neither message
+nor digest: `domain/kms_log.py` pairs what the log names with what a store holds.
+
+Source: AWS KMS API Reference, Sign: with MessageType DIGEST and ECDSA_SHA_256 it takes the SHA-256 of the message, so that no
+message is too long for it, and answers with a DER signature; with DryRun it looks at rights and parameters, signs nothing, and
+answers DryRunOperationException where it would have signed. GetPublicKey: `KeyId` of the answer is the key's ARN.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
+from cachepipe.domain.kms_log import claim
 from cachepipe.errors import TrustError, UsageError
 
 ALGORITHM = "ECDSA_SHA_256"
+WOULD_SIGN = "DryRunOperationException"
+_DIGEST = "cachepipe.digest"
+"""Where a call's own context keeps what it signs, from its parameters to its headers: calls of other threads have their own."""
+
+
+class PublicKey(NamedTuple):
+    arn: str
+    der: bytes
 
 
 class KmsKey:
@@ -29,9 +42,14 @@ class KmsKey:
     def __init__(self, key_id: str, client: Any = None) -> None:
         self.key_id = key_id
         self._client = client if client is not None else _client(key_id)
+        events = self._client.meta.events
+        # by its id a handler is registered once, however many keys share a client
+        events.register("provide-client-params.kms.Sign", _keep_digest, unique_id="cachepipe-keep-digest")
+        # last and of all requests, as botocore's own handler, which writes the header anew and would else come after it
+        events.register_last("request-created.kms", _name_digest, unique_id="cachepipe-name-digest")
 
-    def public_der(self) -> bytes | None:
-        """Returns the public key, DER; None: there is no such key.
+    def public_key(self) -> PublicKey | None:
+        """Returns the public key and whose it is; None: there is no such key.
 
         Raises:
             TrustError: KMS refuses, cannot be reached, or the key cannot sign as we do.
@@ -50,9 +68,7 @@ class KmsKey:
             raise TrustError(
                 f"KMS key {self.key_id}: cannot sign with {ALGORITHM}", hint="use a key of the kind ECC_NIST_P256"
             )
-        public = answer["PublicKey"]
-        assert isinstance(public, bytes)
-        return public
+        return PublicKey(answer["KeyId"], answer["PublicKey"])
 
     def create(self) -> None:
         """Makes the key and, where `key_id` is one, its alias.
@@ -81,23 +97,50 @@ class KmsKey:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            answer = self._client.sign(
-                KeyId=self.key_id,
-                Message=hashlib.sha256(message).digest(),
-                MessageType="DIGEST",
-                SigningAlgorithm=ALGORITHM,
-            )
+            answer = self._client.sign(**self._request(message))
         except (ClientError, BotoCoreError) as error:
             raise self._failed("signature", error) from error
         signature = answer["Signature"]
         assert isinstance(signature, bytes)
         return signature
 
+    def rehearse(self, message: bytes) -> None:
+        """Returns when KMS would sign a message now; nothing is signed, so nothing is in the log that no store has.
+
+        Raises:
+            TrustError: KMS would refuse, or cannot be reached.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client.sign(**self._request(message), DryRun=True)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != WOULD_SIGN:
+                raise self._failed("signature", error) from error
+        except BotoCoreError as error:
+            raise self._failed("signature", error) from error
+
+    def _request(self, message: bytes) -> dict[str, Any]:
+        digest = hashlib.sha256(message).digest()
+        return {"KeyId": self.key_id, "Message": digest, "MessageType": "DIGEST", "SigningAlgorithm": ALGORITHM}
+
     def _failed(self, what: str, error: Exception) -> TrustError:
         return TrustError(
             f"KMS key {self.key_id}: no {what}: {error}",
             hint="check region, credentials and the key's policy: kms:GetPublicKey and kms:Sign are needed",
         )
+
+
+def _keep_digest(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+    if params.get("MessageType") == "DIGEST":
+        context[_DIGEST] = bytes(params["Message"]).hex()
+
+
+def _name_digest(request: Any, **_: Any) -> None:
+    """Adds the digest to a request's User-Agent, which botocore leaves out of what it signs (SigV4)."""
+    digest = request.context.get(_DIGEST)
+    if digest:
+        request.headers.replace_header("User-Agent", f"{request.headers['User-Agent']} {claim(digest)}")
 
 
 def _region(key_id: str) -> str | None:

@@ -63,6 +63,9 @@ class KmsSigner(Signer):
     def sign(self, payload: bytes) -> Signature:
         return Signature(self._public_key.keyid, self._key.sign(payload).hex())
 
+    def rehearse(self, payload: bytes) -> None:
+        self._key.rehearse(payload)
+
 
 def generate() -> NewKey:
     """Returns a new P-256 key."""
@@ -105,11 +108,13 @@ def kms_public(key: KmsKey) -> str | None:
     """Returns the public key of a KMS key in PEM; None: there is no such key.
 
     Raises:
-        TrustError: as `KmsKey.public_der`.
+        TrustError: as `KmsKey.public_key`.
     """
-    der = key.public_der()
-    if der is None:
-        return None
+    found = key.public_key()
+    return None if found is None else pem_of(found.der)
+
+
+def pem_of(der: bytes) -> str:
     pem = load_der_public_key(der).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return pem.decode("ascii")
 
@@ -125,6 +130,18 @@ def seal(payload: bytes, payload_type: str, signers: list[Signer]) -> bytes:
         envelope.sign(signer)
     rows = [trust.Signature(keyid, bytes.fromhex(row.signature)) for keyid, row in envelope.signatures.items()]
     return trust.seal(payload, payload_type, rows)
+
+
+def rehearse(payload: bytes, payload_type: str, signers: list[Signer]) -> list[str]:
+    """Returns the ids of the keys that would sign; KMS is only asked whether it would, what others sign is kept nowhere.
+
+    Raises:
+        TrustError: a signer would fail.
+    """
+    message = trust.pae(payload_type, payload)
+    for signer in signers:
+        signer.rehearse(message) if isinstance(signer, KmsSigner) else signer.sign(message)
+    return sorted({signer.public_key.keyid for signer in signers})
 
 
 def _public_key(public: str, prefix: str) -> SSlibKey:

@@ -22,6 +22,9 @@ from cachepipe.errors import TrustError
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
 
+TRIAL = b"a trial of the key: neither a statement nor an index"
+"""What a rehearsal has signed: no reader would parse it."""
+
 
 class StoreTrust:
     """See the module's docstring; nothing is read before it is asked for.
@@ -95,6 +98,18 @@ class StoreTrust:
         envelope = signer.seal(payload, payload_type, self._open_signers(role))
         trust.verify(envelope, payload_type, f"the {role} that was to be published", self.policy, self._clock())
         return envelope
+
+    def rehearse(self, payload_type: str) -> None:
+        """Fails as `seal` would; no key in KMS signs anything by it.
+
+        Raises:
+            UsageError, TrustError: as `seal`.
+        """
+        from cachepipe.adapters import signer
+
+        role = trust.ROLE_OF_TYPE[payload_type]
+        keyids = signer.rehearse(TRIAL, payload_type, self._open_signers(role))
+        trust.check_signers(keyids, role, f"the {role} that was to be published", self.policy, self._clock())
 
     def adopt(self, other: StoreTrust) -> None:
         """Has this store believe the development keys of another, whose objects are copied here; with a policy file nothing is to do.

@@ -144,15 +144,12 @@ def verify(
     """
     opened = open_envelope(envelope, payload_type, what, limits)
     role = ROLE_OF_TYPE[payload_type]
-    counted, reasons = _counted(opened, role, what, policy, now)
-    wanted = policy.threshold(role)
-    if len(counted) < wanted:
-        if not opened.signatures:
-            raise TrustError(f"{what}: unsigned", hint=_UNSIGNED_HINT)
-        why = "".join(f"; {reason}" for reason in reasons)
-        raise TrustError(f"{what}: {len(counted)} of {wanted} {role} signatures count{why}", hint=_HINT)
+    _check_signatures(opened, what, policy)
+    if not opened.signatures:
+        raise TrustError(f"{what}: unsigned", hint=_UNSIGNED_HINT)
+    counted = check_signers([signature.keyid for signature in opened.signatures], role, what, policy, now)
     own = [key for key in counted if DEV not in key.roles]
-    status = SIGNED if len(own) >= wanted else DEVELOPMENT
+    status = SIGNED if len(own) >= policy.threshold(role) else DEVELOPMENT
     ends = sorted(key.not_after for key in counted if key.not_after)
     return Verified(opened.payload, status, ends[0] if ends else "")
 
@@ -168,7 +165,8 @@ def accept_unsigned(
     """
     opened = open_envelope(envelope, payload_type, what, limits)
     role = ROLE_OF_TYPE[payload_type]
-    counted, _ = _counted(opened, role, what, policy, now)
+    _check_signatures(opened, what, policy)
+    counted, _ = _counted([signature.keyid for signature in opened.signatures], role, policy, now)
     if len(counted) >= policy.threshold(role):
         return verify(envelope, payload_type, what, policy, now, limits)
     return Verified(opened.payload, UNCHECKED if opened.signatures else UNSIGNED, "")
@@ -187,32 +185,57 @@ def accept_pinned(envelope: bytes, payload_type: str, what: str, limits: Limits 
     return Verified(opened.payload, PINNED, "")
 
 
-def _counted(
-    opened: Envelope, role: str, what: str, policy: Policy, now: datetime | None
-) -> tuple[list[Key], list[str]]:
-    """Returns the keys whose signatures count, and why others do not. Ids are unique in both, so no key counts twice."""
+def check_signers(keyids: Sequence[str], role: str, what: str, policy: Policy, now: datetime | None) -> Sequence[Key]:
+    """Returns the keys of a policy that count in a role.
+
+    Args:
+        keyids: of those who signed, or would; none twice.
+        role: in which.
+        what: the object's name, for messages.
+        policy: whose signatures count.
+        now: as `verify`.
+
+    Raises:
+        TrustError: too few of them count.
+    """
+    counted, reasons = _counted(keyids, role, policy, now)
+    wanted = policy.threshold(role)
+    if len(counted) < wanted:
+        why = "".join(f"; {reason}" for reason in reasons)
+        raise TrustError(f"{what}: {len(counted)} of {wanted} {role} signatures count{why}", hint=_HINT)
+    return counted
+
+
+def _check_signatures(opened: Envelope, what: str, policy: Policy) -> None:
     keys = {key.keyid: key for key in policy.keys}
     message = pae(opened.payload_type, opened.payload)
-    counted: list[Key] = []
-    reasons: list[str] = []
     for signature in opened.signatures:
         key = keys.get(signature.keyid)
-        if key is None:
-            kind = "a development key" if signature.keyid.startswith(DEV_PREFIX) else "a key"
-            reasons.append(f"by {kind} that the policy does not list: {signature.keyid[:20]!r}")
-            continue
-        if not _is_signed_by(key, signature.sig, message):
+        if key is not None and not is_signed_by(key, signature.sig, message):
             raise TrustError(f"{what}: the signature of key {key.keyid[:20]} is not of these bytes", hint=_HINT)
-        if not key.has_role(role):
-            reasons.append(f"key {key.keyid[:20]} may not sign as {role}")
+
+
+def _counted(keyids: Sequence[str], role: str, policy: Policy, now: datetime | None) -> tuple[list[Key], list[str]]:
+    """Returns the keys whose signatures count, and why others do not. Ids are unique in both, so no key counts twice."""
+    keys = {key.keyid: key for key in policy.keys}
+    counted: list[Key] = []
+    reasons: list[str] = []
+    for keyid in keyids:
+        key = keys.get(keyid)
+        if key is None:
+            kind = "a development key" if keyid.startswith(DEV_PREFIX) else "a key"
+            reasons.append(f"by {kind} that the policy does not list: {keyid[:20]!r}")
+        elif not key.has_role(role):
+            reasons.append(f"key {keyid[:20]} may not sign as {role}")
         elif now is not None and key.not_after and now - TOLERANCE > parse_timestamp(key.not_after, "not_after"):
-            reasons.append(f"key {key.keyid[:20]} ended at {key.not_after}")
+            reasons.append(f"key {keyid[:20]} ended at {key.not_after}")
         else:
             counted.append(key)
     return counted, reasons
 
 
-def _is_signed_by(key: Key, sig: bytes, message: bytes) -> bool:
+def is_signed_by(key: Key, sig: bytes, message: bytes) -> bool:
+    """Tells whether a signature is that of a key, which `check_keys` would pass, over a message (`pae`)."""
     from cryptography.exceptions import InvalidSignature
 
     try:

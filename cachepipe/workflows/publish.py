@@ -56,9 +56,6 @@ WRITERS = 8
 TOMB_WAIT_S = 60.0
 """How long a publisher waits for gc to leave an artifact: many times what the removal of a batch takes."""
 
-TRIAL = b"a trial of the key: neither a statement nor an index"
-"""What a rehearsal signs, keeps nowhere, and no reader would parse."""
-
 Change: TypeAlias = Callable[["Index | None"], tuple[IndexRow, ...]]
 """(current index, None for a new channel) → rows of the next version; called again when another publisher was faster."""
 
@@ -133,7 +130,7 @@ def rehearse(store: Store, name: str, channel: str, now: datetime) -> None:
     claim_format(store)
     names_it = store.trust.can_sign(INDEX)
     for payload_type in (trust.STATEMENT_PAYLOAD_TYPE, *((PAYLOAD_TYPE,) if names_it else ())):
-        store.trust.seal(TRIAL, payload_type)
+        store.trust.rehearse(payload_type)
     if names_it:
         try:
             newest(store, name, channel)

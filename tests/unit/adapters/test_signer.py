@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 
@@ -49,8 +54,6 @@ def test_a_file_key_signs_what_the_verifier_accepts(tmp_path: Path) -> None:
 
 
 def test_an_envelope_is_the_same_dsse_that_securesystemslib_verifies(tmp_path: Path) -> None:
-    import json
-
     from securesystemslib.dsse import Envelope
 
     opened = signer.open_signer(authority.write_key(tmp_path, "s"))
@@ -114,6 +117,72 @@ def test_kms_is_sent_a_digest_said_to_be_one(kms: Any) -> None:
     ]
 
 
+def agents(kms: Any) -> list[tuple[str, str]]:
+    """Returns a list to which every request to sign adds the digest in its body and its User-Agent."""
+    sent: list[tuple[str, str]] = []
+
+    def keep(request: Any, **_: Any) -> None:
+        agent = request.headers["User-Agent"]
+        digest = base64.b64decode(json.loads(request.body)["Message"]).hex()
+        sent.append((digest, agent.decode() if isinstance(agent, bytes) else agent))
+
+    kms.meta.events.register("before-send.kms.Sign", keep)
+    return sent
+
+
+def test_every_request_names_the_digest_that_it_has_signed_once_whoever_shares_the_client(kms: Any) -> None:
+    KmsKey("alias/build", kms).create()
+    keys, sent = [KmsKey("alias/build", kms) for _ in range(3)], agents(kms)
+    messages = [b"message %d" % number for number in range(60)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda number: keys[number % 3].sign(messages[number]), range(60)))
+    keys[0].rehearse(b"a trial")
+    assert sorted(digest for digest, _ in sent) == sorted(
+        hashlib.sha256(one).hexdigest() for one in [*messages, b"a trial"]
+    )
+    assert all(re.findall("cachepipe.*", agent) == [f"cachepipe#sha256.{digest}"] for digest, agent in sent)
+
+
+def test_a_request_that_is_sent_again_names_its_digest_once(kms: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    KmsKey("alias/build", kms).create()
+    sent, failures = agents(kms), [AWSResponse("http://kms", 500, {}, None)]
+    failures[0]._content = b"{}"
+    kms.meta.events.register_last("before-send.kms.Sign", lambda **_: failures.pop() if failures else None)
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
+    KmsKey("alias/build", kms).sign(b"message")
+    assert len(sent) == 2 and sent[0] == sent[1] and sent[0][1].count("cachepipe") == 1
+
+
+def test_what_others_sign_with_the_same_client_is_not_named_as_ours(kms: Any) -> None:
+    KmsKey("alias/build", kms).create()
+    sent = agents(kms)
+    asked = {"KeyId": "alias/build", "Message": b"r" * 32, "MessageType": "RAW", "SigningAlgorithm": "ECDSA_SHA_256"}
+    kms.sign(**asked)
+    kms.get_public_key(KeyId="alias/build")
+    assert len(sent) == 1 and "cachepipe" not in sent[0][1]
+
+
+def test_the_name_of_a_digest_is_no_part_of_what_botocore_signs(kms: Any) -> None:
+    KmsKey("alias/build", kms).create()
+    headers: list[Any] = []
+    kms.meta.events.register("before-send.kms.Sign", lambda request, **_: headers.append(request.headers))
+    KmsKey("alias/build", kms).sign(b"message")
+    signed = str(headers[0]["Authorization"]).partition("SignedHeaders=")[2].partition(",")[0]
+    assert "host" in signed and "user-agent" not in signed
+
+
+def test_a_rehearsal_asks_whether_kms_would_sign_and_has_nothing_signed(kms: Any) -> None:
+    KmsKey("alias/build", kms).create()
+    answers: list[Any] = []
+    kms.meta.events.register("after-call.kms.Sign", lambda parsed, **_: answers.append(parsed))
+    opened = signer.open_signer("kms:alias/build", kms_client=kms)
+    assert signer.rehearse(b"x", STATEMENT_PAYLOAD_TYPE, [opened, opened]) == [opened.public_key.keyid]
+    assert [answer["Error"]["Code"] for answer in answers] == ["DryRunOperationException"] * 2
+    kms.disable_key(KeyId=kms.describe_key(KeyId="alias/build")["KeyMetadata"]["KeyId"])
+    with pytest.raises(TrustError, match=r"alias/build: no signature: .*DisabledException"):
+        signer.rehearse(b"x", STATEMENT_PAYLOAD_TYPE, [opened])
+
+
 def test_a_kms_key_signs_what_the_verifier_accepts(kms: Any) -> None:
     KmsKey("alias/build", kms).create()
     opened = signer.open_signer("kms:alias/build", kms_client=kms)
@@ -167,7 +236,8 @@ def test_kms_that_cannot_be_reached_is_a_trust_error() -> None:
     config = Config(connect_timeout=1, retries={"total_max_attempts": 1})
     where: dict[str, Any] = {"region_name": "x", "endpoint_url": "http://127.0.0.1:9", "config": config}
     dead = boto3.client("kms", aws_access_key_id="x", aws_secret_access_key="x", **where)
-    for ask in (KmsKey("alias/x", dead).public_der, lambda: KmsKey("alias/x", dead).sign(b"x")):
+    one = KmsKey("alias/x", dead)
+    for ask in (one.public_key, lambda: one.sign(b"x"), lambda: one.rehearse(b"x")):
         with pytest.raises(TrustError, match="alias/x: no"):
             ask()
     with pytest.raises(TrustError, match="no creation"):

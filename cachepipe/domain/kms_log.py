@@ -1,0 +1,320 @@
+"""What AWS CloudTrail recorded of a signing key, against the signatures that a store holds: to the unit.
+
+CloudTrail's record of `Sign` holds neither message nor digest, but the caller's User-Agent. There `adapters/kms.py` names the
+SHA-256 that it has signed (of the DSSE pre-authentication encoding):
+
+    Boto3/1.44.3 md/Botocore#1.44.3 … md/cachepipe#sha256.<64 hex digits>
+
+Whoever may call KMS may write any User-Agent: a name proves nothing, the count does. Every signature is one recorded event, so a
+signature that was hidden leaves an event over, whatever name it bears:
+
+    no name                        made by something else, and by nothing of ours
+    a name that nothing has        hidden; or a publisher died, or lost a race for an index version, between signing and writing
+    a name once too often          one of the events signed something else; or KMS's answer was lost, and botocore asked again
+    a signature without an event   the log is not whole, or the signature was made beyond it and copied here
+
+Records look like this; others of the log are passed over, and so is what failed (`errorCode`), a dry run among it:
+
+    {"eventSource": "kms.amazonaws.com", "eventName": "Sign", "eventTime": "2026-11-30T10:00:00Z", "eventID": "…", "userAgent": "…",
+     "userIdentity": {"arn": "…"}, "sourceIPAddress": "…", "requestParameters": {"keyId": "alias/build", …},
+     "resources": [{"type": "AWS::KMS::Key", "ARN": "arn:aws:kms:eu-west-1:111122223333:key/…"}]}
+
+Source: AWS KMS Developer Guide, "Logging AWS KMS API calls with AWS CloudTrail", its example of Sign (a read-only management
+event) and "Testing your AWS KMS API calls"; AWS CloudTrail User Guide, "CloudTrail record contents" (`sharedEventID`: one action in
+the logs of two accounts) and "CloudTrail log file examples"; AWS CLI, `cloudtrail lookup-events`. Multi-Region keys (`mrk-`) have
+one key in several Regions: AWS KMS Developer Guide, "Multi-Region keys".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from cachepipe.domain.collect import DAY_S, FLOORS
+from cachepipe.domain.finding import Finding
+from cachepipe.domain.index import parse_timestamp, timestamp
+from cachepipe.domain.limits import MIB
+from cachepipe.domain.record import Json
+from cachepipe.errors import IntegrityError
+
+SLACK = timedelta(minutes=5)
+"""How far the clocks of KMS, of the store and of a publisher may differ, and how long a signature may take to be written."""
+HINT = (
+    "give CloudTrail's log files, or the output of `aws cloudtrail lookup-events`, whole and as they are; "
+    "`aws cloudtrail validate-logs` proves that nobody changed them"
+)
+_CLAIM = "md/cachepipe#sha256."
+_CLAIMED = re.compile(rf"(?:^|\s){re.escape(_CLAIM)}([0-9a-f]{{64}})(?=\s|$)", re.ASCII)
+_SHOWN = 160
+"""Characters of a caller's name in a message: it is the caller's own choice."""
+
+
+@dataclass(frozen=True)
+class LogLimits:
+    """What is read of logs at most."""
+
+    file_bytes: int = 64 * MIB
+    """CloudTrail delivers at most 50 MB, compressed."""
+    raw_bytes: int = 256 * MIB
+    files: int = 200_000
+    """A year of twenty regions, one file every five minutes in each, is ten times as many: give the days that count."""
+    events: int = 1_000_000
+    """Signatures of the keys that are looked at: years of them."""
+
+
+LOG_LIMITS = LogLimits()
+
+
+class AuditedKey(NamedTuple):
+    address: str
+    """As it was asked for: `kms:alias/…`."""
+    arn: str
+    keyid: str
+    """In envelopes: SHA-256 of the public key."""
+
+
+class Window(NamedTuple):
+    """From when until when everything must have its partner; the partner itself may lie outside."""
+
+    since: datetime
+    until: datetime
+
+    def __contains__(self, time: object) -> bool:
+        return isinstance(time, datetime) and self.since <= time <= self.until
+
+
+class SignEvent(NamedTuple):
+    time: datetime
+    digest: str
+    """That the caller named; empty: none."""
+    who: str
+
+
+class StoredSignature(NamedTuple):
+    """One that is the key's over the bytes where it stands."""
+
+    keyid: str
+    digest: str
+    """SHA-256 of the pre-authentication encoding."""
+    sig: bytes
+    where: str
+    """The object's key."""
+    written_at: datetime
+    """By the store's clock, which no signer can choose."""
+    created_at: datetime | None
+    """By the signed text; None: it says no time."""
+
+
+def claim(digest: str) -> str:
+    """Returns what names a digest in a User-Agent."""
+    return _CLAIM + digest
+
+
+class KmsLog:
+    """Collects what a log holds of some keys.
+
+    Args:
+        keys: that are looked at.
+        window: in which the log must not be silent.
+        limits: how many events.
+    """
+
+    def __init__(self, keys: Sequence[AuditedKey], window: Window, limits: LogLimits = LOG_LIMITS) -> None:
+        self.events: dict[str, list[SignEvent]] = {key.keyid: [] for key in keys}
+        """Key id → its signatures, of all times."""
+        self.heard: set[str] = set()
+        """Ids of keys of which the log has anything within the window, be it a refusal."""
+        self._keys, self._window, self._limits = keys, window, limits
+        self._seen: set[str] = set()
+
+    def add(self, data: bytes, what: str) -> None:
+        """Takes one file's text; an event that another file held already counts once.
+
+        Raises:
+            IntegrityError: not a log of CloudTrail, a record of a signature that is not whole, or too many.
+        """
+        for record in _records(data, what):
+            if record.get("eventSource") != "kms.amazonaws.com":
+                continue
+            is_signature = record.get("eventName") == "Sign" and not record.get("errorCode")
+            names = _key_names(record)
+            key = next((key for key in self._keys if not _names_of(key).isdisjoint(names)), None)
+            if key is None and is_signature and not names[0].startswith("arn:"):
+                self._refuse_untold(names[0], what)
+            if key is None:
+                continue
+            time = _time(record, what)
+            if time in self._window:
+                self.heard.add(key.keyid)
+            if is_signature and self._is_new(record, what):
+                named = _CLAIMED.findall(_text(record, "userAgent"))
+                self.events[key.keyid].append(SignEvent(time, named[0] if len(named) == 1 else "", _who(record)))
+
+    def _refuse_untold(self, name: str, what: str) -> None:
+        """Refuses a signature by nobody knows which key; an alias without an ARN may be one of ours by another name."""
+        if not name or name.startswith("alias/"):
+            raise IntegrityError(what, f"a record of Sign does not tell its key: {name[:_SHOWN]!r}", hint=HINT)
+
+    def _is_new(self, record: Mapping[str, Json], what: str) -> bool:
+        event = _text(record, "sharedEventID") or _text(record, "eventID")
+        if not event:
+            raise IntegrityError(what, "a record of Sign has no `eventID`", hint=HINT)
+        if event in self._seen:
+            return False
+        if len(self._seen) == self._limits.events:
+            raise IntegrityError(what, "too many signatures", wanted=f"<= {self._limits.events}", hint=HINT)
+        self._seen.add(event)
+        return True
+
+
+def _records(data: bytes, what: str) -> Iterator[Mapping[str, Json]]:
+    """Yields the records of a log file (`Records`) or of looked up events (`Events`), which hold each record as a text."""
+    tree = _json(data, what)
+    held = tree.get("Records", tree.get("Events")) if isinstance(tree, dict) else None
+    if not isinstance(held, list):
+        raise IntegrityError(what, "not a log of CloudTrail: neither `Records` nor `Events`", hint=HINT)
+    for row in held:
+        record = row if "Records" in tree else _json(_text(row, "CloudTrailEvent"), what)
+        if not isinstance(record, dict):
+            raise IntegrityError(what, "not a log of CloudTrail: a record is not an object", hint=HINT)
+        yield record
+
+
+def _json(data: bytes | str, what: str) -> Json:
+    """Not `parse_json`: other services' records may hold what we would never write, such as an integer beyond 2**53."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(what, f"not a log of CloudTrail: not JSON ({str(error)[:_SHOWN]})", hint=HINT) from error
+
+
+def _text(record: Json, name: str) -> str:
+    found = record.get(name) if isinstance(record, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _time(record: Mapping[str, Json], what: str) -> datetime:
+    try:
+        return parse_timestamp(_text(record, "eventTime"), f"{what}: `eventTime` of a record")
+    except IntegrityError as error:
+        error.hint = HINT
+        raise
+
+
+def _key_names(record: Mapping[str, Json]) -> list[str]:
+    """Returns what a record calls its key: the ARN where it gives one, for an alias may have named another key then."""
+    resources = record.get("resources")
+    arns = [_text(row, "ARN") for row in resources] if isinstance(resources, list) else []
+    names = [arn for arn in arns if ":key/" in arn] or [_text(record.get("requestParameters"), "keyId")]
+    return [_everywhere(name) for name in names]
+
+
+def _names_of(key: AuditedKey) -> set[str]:
+    """Returns what a record may call a key: its ARN, its id, or as it was asked for, with and without the account."""
+    account, resource = key.arn.rsplit(":", 1)
+    asked = key.address.removeprefix("kms:").rsplit(":", 1)[-1]
+    return {_everywhere(key.arn), resource.removeprefix("key/"), asked, f"{account}:{asked}"}
+
+
+def _everywhere(arn: str) -> str:
+    """Returns a name, the ARN of a multi-Region key without its Region."""
+    parts = arn.split(":", 5)
+    return ":".join([*parts[:3], *parts[4:]]) if parts[-1].startswith("key/mrk-") else arn
+
+
+def _who(record: Mapping[str, Json]) -> str:
+    identity = record.get("userIdentity")
+    name = _text(identity, "arn") or _text(identity, "invokedBy") or _text(identity, "type") or "nobody named"
+    event = _text(record, "sharedEventID") or _text(record, "eventID")
+    return f"{name[:_SHOWN]} from {_text(record, 'sourceIPAddress')[:_SHOWN] or 'nowhere'} (event {event[:_SHOWN]})"
+
+
+# --- pairing ------------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    key: AuditedKey, log: KmsLog, stored: Iterable[StoredSignature], window: Window, now: datetime, *, may_be_gone: bool
+) -> Iterator[Finding]:
+    """Yields what does not pair, one event to one signature.
+
+    Args:
+        key: one of the log's.
+        log: all of it.
+        stored: the store's signatures by this key, all of them.
+        window: outside of it nothing needs a partner.
+        now: to tell what gc may have removed.
+        may_be_gone: the key may sign statements, which gc removes after a while; index versions stay for ever.
+    """
+    if key.keyid not in log.heard:
+        yield Finding(True, key.address, _silence(window))
+    named: dict[str, list[SignEvent]] = defaultdict(list)
+    for event in log.events[key.keyid]:
+        named[event.digest].append(event)
+    held: dict[str, dict[bytes, StoredSignature]] = defaultdict(dict)
+    for one in sorted(stored, key=lambda one: one.where):
+        held[one.digest].setdefault(one.sig, one)  # a copy is the same signature
+    for digest, events in named.items():
+        if digest in held:
+            yield from _pair(key, events, list(held[digest].values()), window)
+        for event in events if digest not in held else ():
+            if event.time in window:
+                yield _alone(key, event, now, may_be_gone)
+    inner = Window(window.since + SLACK, window.until - SLACK)
+    for one in (one for digest, signatures in held.items() if digest not in named for one in signatures.values()):
+        if one.written_at in inner:
+            yield Finding(True, one.where, f"{_by(key)}, {_NO_EVENT}")
+
+
+def _alone(key: AuditedKey, event: SignEvent, now: datetime, may_be_gone: bool) -> Finding:
+    if not event.digest:
+        return Finding(True, key.address, f"signed something at {_told(event)}: {_NO_NAME}")
+    is_old = may_be_gone and (now - event.time).total_seconds() > FLOORS.published_s
+    told = f"signed what nothing here has, sha256 {event.digest}, at {_told(event)}"
+    return Finding(not is_old, key.address, f"{told}: {_MAY_BE_GONE if is_old else _HIDDEN}")
+
+
+def _pair(
+    key: AuditedKey, events: Sequence[SignEvent], stored: Sequence[StoredSignature], window: Window
+) -> Iterator[Finding]:
+    """Yields what is wrong with events and signatures of one digest: at least one of each."""
+    told = "; ".join(_told(event) for event in events)
+    where, numbers = stored[0].where, f"{_by(key)}: {len(events)} times by the log, {len(stored)} times here"
+    if len(events) > len(stored) and any(event.time in window for event in events):
+        yield Finding(True, where, f"{numbers}: {told}: {_TOO_OFTEN}")
+    if len(events) < len(stored) and any(one.written_at in window for one in stored):
+        yield Finding(True, where, f"{numbers}: {told}: {_NO_EVENT}")
+    dated = stored[0].created_at
+    if dated is not None and dated - SLACK > max(event.time for event in events) and stored[0].written_at in window:
+        yield Finding(True, where, f"{_by(key)} at {told}: {_DATED} {timestamp(dated)}")
+
+
+def _told(event: SignEvent) -> str:
+    return f"{timestamp(event.time)} by {event.who}"
+
+
+def _by(key: AuditedKey) -> str:
+    return f"signed by {key.address}"
+
+
+def _silence(window: Window) -> str:
+    return (
+        f"the log has nothing of this key from {timestamp(window.since)} to {timestamp(window.until)}, not even the question for "
+        "its public key that every audit asks: the trail is off, leaves out KMS or what only reads, is that of another region or "
+        "account, or was not given whole (a first audit of a silent key: ask again tomorrow)"
+    )
+
+
+_NO_NAME = "it named no digest, as cachepipe does: what it signed is hidden until its caller shows it"
+_HIDDEN = (
+    "a hidden signature, unless a publisher died, or lost a race for an index version, between signing and writing, or the "
+    "key signs for another store as well"
+)
+_MAY_BE_GONE = f"more than {FLOORS.published_s / DAY_S:.0f} days ago: gc may have removed the artifact since, which nothing here can tell"
+_TOO_OFTEN = "one of them signed something else under this name, unless KMS's answer was lost and asked for again, or a publisher died before it wrote"
+_NO_EVENT = "and the log has no event for it: it is not whole, or the signature was made elsewhere and copied here"
+_DATED = "but says of itself that it was made later, at"
