@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +16,17 @@ import click
 
 from cachepipe.adapters.store import Store, TrustChoice, open_store
 from cachepipe.cli.output import say
-from cachepipe.errors import UsageError
+from cachepipe.domain.index import parse_timestamp
+from cachepipe.errors import IntegrityError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def option(flag: str, *names: str, **settings: Any) -> Callable[[F], F]:
@@ -44,6 +50,23 @@ def finite(_context: click.Context, _parameter: click.Parameter, number: float |
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"{number} is not a finite number")
     return number
+
+
+def time_of(text: str, now: datetime) -> datetime:
+    """Returns the time that a command line names: `2026-11-30T10:00:00Z`, or an age such as `90m`, `36h`, `7d`.
+
+    Raises:
+        UsageError: neither.
+    """
+    age = re.fullmatch(r"([0-9]{1,5})([smhd])", text, re.ASCII)
+    if age is not None:
+        return now - int(age[1]) * timedelta(**{_UNITS[age[2]]: 1})
+    try:
+        return parse_timestamp(text, "time")
+    except IntegrityError as error:
+        raise UsageError(
+            f"not a time: {text[:40]!r}", hint="as `2026-11-30T10:00:00Z`, or an age: `90m`, `36h`, `7d`"
+        ) from error
 
 
 def made(context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:

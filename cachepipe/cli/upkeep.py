@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cachepipe.adapters.lock_file import read_lock_file
 from cachepipe.cli.boundary import error_object, print_error
-from cachepipe.cli.options import FILE, json_option, opened, option, required_store, store_argument, trust_options
+from cachepipe.cli.options import (
+    FILE,
+    json_option,
+    opened,
+    option,
+    required_store,
+    store_argument,
+    time_of,
+    trust_options,
+)
 from cachepipe.cli.output import print_json, print_lines, say
 from cachepipe.domain.collect import DAY_S, FLOORS, Floors
+from cachepipe.domain.finding import Finding
+from cachepipe.domain.kms_log import Window
 from cachepipe.domain.lock import Lock
 from cachepipe.domain.record import to_json
-from cachepipe.errors import IntegrityError
-from cachepipe.workflows import collect, fsck, mirror
+from cachepipe.errors import IntegrityError, UsageError
+from cachepipe.workflows import audit, collect, fsck, mirror
 from cachepipe.workflows.inspect import size_text
 
 GC_EPILOG = """\b
@@ -82,45 +94,87 @@ FSCK_EPILOG = """\b
 Examples:
   cachepipe fsck file:///srv/ml-cache
   cachepipe fsck file:///srv/ml-cache --deep --json
+  cachepipe fsck s3://ml-cache/prod --kms-log logs/ --key kms:alias/cachepipe-build --key kms:alias/cachepipe-index --since 2d
 
 Reads every index version and every statement, and looks for every pack; --deep reads every byte. Exits with 13 if a promise
-is broken. Notes (unfinished uploads, what crashes left, objects of others) do not count. Nothing is written."""
+is broken. Notes (unfinished uploads, what crashes left, objects of others) do not count. Nothing is written.
+
+With --kms-log every signature that AWS CloudTrail recorded of the keys must be in STORE, and every one in STORE in the log. The
+partner may be of any time; what was signed or written from --since to --until must have one. CloudTrail delivers late, so the
+end is 30 minutes ago. Times are as `2026-11-30T10:00:00Z`, or ages: `90m`, `36h`, `7d`. A key must sign for one store alone. The
+log must hold events that only read: `Sign` is one."""
 
 
 @click.command("fsck", epilog=FSCK_EPILOG)
 @store_argument
 @option("--deep", "is_deep", is_flag=True, help="Read every pack and compare its SHA-256.")
+@option(
+    "--kms-log",
+    "logs",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="CloudTrail's log file, a folder of them, or the output of `aws cloudtrail lookup-events`; may be repeated.",
+)
+@option("--key", "keys", multiple=True, metavar="kms:KEY", help="Signing key to compare with the log; may be repeated.")
+@option("--since", metavar="TIME", help="From when on nothing may be unpaired. [default: 24 hours before --until]")
+@option("--until", default="30m", show_default=True, metavar="TIME", help="Until when.")
 @trust_options
 @json_option
-def fsck_command(store: str | None, is_deep: bool, is_json: bool) -> int:
-    """Checks that STORE holds what its indexes and statements promise."""
+def fsck_command(store: str | None, is_deep: bool, is_json: bool, **asked: Any) -> int:
+    """Checks that STORE holds what its indexes and statements promise, and all that its keys have signed."""
+    now = _now()
+    request = _audit_request(now, **asked)
     with opened(required_store(store)) as opened_store:
-        health = fsck.fsck(opened_store, _now(), is_deep=is_deep)
-    refusal = _refusal(health)
+        found = audit.audit(opened_store, request, now) if request else None
+        health = fsck.fsck(opened_store, now, is_deep=is_deep, audit=found)
+    refusal = _refusal(health, found.findings if found else ())
     if is_json:
         document = to_json(health)
         print_json(document if refusal is None else {**document, "error": error_object(refusal)})
     else:
-        print_lines(
-            f"{'problem' if found.is_problem else 'note':<7}  {found.where}: {found.what}" for found in health.findings
-        )
-        say(
-            f"{health.channels} channels with {health.versions} versions, {health.artifacts} artifacts, {health.objects} "
-            f"objects of {size_text(health.size_bytes)}{', every byte read' if health.is_deep else ''}: "
-            f"{len(health.problems)} problems, {len(health.findings) - len(health.problems)} notes"
-        )
+        _print_health(health)
     if refusal is None:
         return 0
     print_error(refusal)
     return refusal.exit_code
 
 
-def _refusal(health: fsck.Health) -> IntegrityError | None:
+def _audit_request(
+    now: datetime, logs: Sequence[Path], keys: Sequence[str], since: str | None, until: str
+) -> audit.AuditRequest | None:
+    if bool(logs) != bool(keys):
+        raise UsageError("an audit wants both: `--kms-log PATH` and `--key kms:…`", hint="see `cachepipe fsck --help`")
+    end = time_of(until, now)
+    window = Window(time_of(since, now) if since else end - timedelta(days=1), end)
+    if window.since >= window.until:
+        raise UsageError(f"--since {since} is not before --until {until}", hint="see `cachepipe fsck --help`")
+    return audit.AuditRequest(logs, keys, window) if logs else None
+
+
+def _print_health(health: fsck.Health) -> None:
+    print_lines(
+        f"{'problem' if found.is_problem else 'note':<7}  {found.where}: {found.what}" for found in health.findings
+    )
+    for key in health.keys:
+        say(f"{key.key}: {key.logged} signatures in the log, {key.stored} here, from {key.since} to {key.until}")
+    say(
+        f"{health.channels} channels with {health.versions} versions, {health.artifacts} artifacts, {health.objects} "
+        f"objects of {size_text(health.size_bytes)}{', every byte read' if health.is_deep else ''}: "
+        f"{len(health.problems)} problems, {len(health.findings) - len(health.problems)} notes"
+    )
+
+
+def _refusal(health: fsck.Health, audited: Sequence[Finding]) -> IntegrityError | None:
     if not health.problems:
         return None
     problem = f"{len(health.problems)} problems, the first: {health.problems[0].where}: {health.problems[0].what}"
     error = IntegrityError(f"store {health.store}", problem)
     error.hint = "publish the releases again that the lines name; find out who else writes the store"
+    if any(found.is_problem for found in audited):
+        error.hint = (
+            "a signature that nothing explains is an incident: disable the key in KMS, find out who used it, rotate it"
+        )
     return error
 
 

@@ -6,6 +6,7 @@
 4 deep: every byte of them against its digest, and every frame and table read as a restore reads it
 5 every row of an index: names this statement; a current one is there
 6 what is none of ours, unfinished, or left by a crash: noted
+7 what the audit of the signing keys found (workflows/audit.py), where one was asked for
 
 A *problem* breaks a promise; a *note* is for a person to know. What an old index version names may have been removed by gc.
 """
@@ -32,12 +33,14 @@ from cachepipe.domain.collect import (
     stale_announcements,
     take_inventory,
 )
+from cachepipe.domain.finding import Finding
 from cachepipe.domain.index import Index, IndexRow, parse_timestamp
 from cachepipe.domain.layout import ARTIFACTS, INDEXES, hint_key, pack_key, statement_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.printable import printable
 from cachepipe.domain.statement import Statement
 from cachepipe.errors import IntegrityError, MissError, TrustError
+from cachepipe.workflows.audit import Audit, KeyCount
 from cachepipe.workflows.fetch import (
     check_format,
     read_file_table,
@@ -48,14 +51,6 @@ from cachepipe.workflows.fetch import (
 
 WORKERS = 8
 """Artifacts in flight: on S3 a check waits for round trips, not for this machine."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    is_problem: bool
-    where: str
-    """A key, a channel's version or an artifact."""
-    what: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,8 @@ class Health:
     """Of all artifacts; with `is_deep` each was read."""
     size_bytes: int
     findings: tuple[Finding, ...]
+    keys: tuple[KeyCount, ...] = ()
+    """Signing keys that were compared with their log."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -97,13 +94,14 @@ class _Check:
         self.findings.append(Finding(False, where, what))
 
 
-def fsck(store: Store, now: datetime, *, is_deep: bool = False) -> Health:
+def fsck(store: Store, now: datetime, *, is_deep: bool = False, audit: Audit | None = None) -> Health:
     """Returns everything that is wrong with a store; nothing is written.
 
     Args:
         store: where.
         now: to tell indexes that have expired.
         is_deep: read every byte of every artifact.
+        audit: of the same store.
 
     Raises:
         MissError: there is no store.
@@ -130,6 +128,7 @@ def fsck(store: Store, now: datetime, *, is_deep: bool = False) -> Health:
             channel, f"a rollback to these versions is refused, since they name artifacts that are not here: {shown}"
         )
     _note_the_rest(check, inventory)  # 6
+    check.findings += audit.findings if audit else ()  # 7
     content = [found for held in inventory.artifacts.values() for found in held.content]
     return Health(
         store=store.url,
@@ -140,6 +139,7 @@ def fsck(store: Store, now: datetime, *, is_deep: bool = False) -> Health:
         objects=len(content),
         size_bytes=sum(found.size_bytes for found in content),
         findings=tuple(sorted(check.findings, key=lambda found: (not found.is_problem, found.where, found.what))),
+        keys=audit.keys if audit else (),
     )
 
 

@@ -17,10 +17,12 @@ import yaml
 
 from cachepipe.adapters.local_store import LocalStore
 from cachepipe.cli.main import cli, main
+from cachepipe.cli.options import time_of
 from cachepipe.domain.collect import Floors
 from cachepipe.domain.index import LIFETIME, IndexRow
+from cachepipe.domain.kms_log import Window
 from cachepipe.domain.layout import pin_key
-from cachepipe.workflows import collect
+from cachepipe.workflows import audit, collect
 from cachepipe.workflows import publish as publishing
 from cachepipe.workflows.fetch import newest, read_index_version
 from cachepipe.workflows.fsck import fsck
@@ -33,7 +35,8 @@ from tests.support.release import REPOSITORY
 from tests.support.restoring import environment, publish_release, run_restore
 
 FOLDER = REPOSITORY / "ci" / "aws"
-ROLES = ("runtime", "builder", "publisher", "janitor")
+ROLES = ("runtime", "builder", "publisher", "auditor", "janitor")
+READERS = ("runtime", "auditor")
 JANITOR = "arn:aws:iam::123456789012:role/cachepipe-janitor"
 VALUES = {
     "BUCKET_KEY": "arn:aws:kms:eu-west-1:123456789012:key/b",
@@ -43,6 +46,7 @@ VALUES = {
     "STATEMENT_KEY": "arn:aws:kms:eu-west-1:123456789012:key/s",
     "INDEX_KEY": "arn:aws:kms:eu-west-1:123456789012:key/i",
     "JANITOR_ROLE": JANITOR,
+    "TRAIL": "trail-of-the-account",
 }
 
 
@@ -86,7 +90,8 @@ def asked(s3_server: seaweed.Seaweed, tmp_path_factory: pytest.TempPathFactory) 
         url = s3.address(proxy.url)
         prefix = urlsplit(url).path.removeprefix("/")
         found = {}
-        for role, act in {"builder": build, "publisher": move, "runtime": restore, "janitor": clean}.items():
+        acts = {"builder": build, "publisher": move, "runtime": restore, "auditor": look, "janitor": clean}
+        for role, act in acts.items():
             proxy.clear()
             act(url, folder)
             principal = JANITOR if role == "janitor" else f"arn:aws:iam::123456789012:role/cachepipe-{role}"
@@ -142,6 +147,15 @@ def restore(url: str, folder: Path) -> None:
     assert "nothing is published" in ran.line["reason"], ran.err
 
 
+def look(url: str, folder: Path) -> None:
+    """As `fsck --deep --kms-log`; KMS, which it asks for public keys, is no part of S3."""
+    store = s3.opened(url)
+    (folder / "log.json").write_text('{"Records": []}')
+    window = Window(NOW - timedelta(days=1), NOW)
+    found = audit.audit(store, audit.AuditRequest([folder / "log.json"], [], window), NOW)
+    assert fsck(store, NOW, is_deep=True, audit=found).problems == ()
+
+
 def clean(url: str, folder: Path) -> None:
     """A collection of everything that no channel names, stale pins too, and a check of all the rest."""
     # without checksums objects are removed one by one, which the log shows; S3 judges a bulk removal key by key as well
@@ -161,8 +175,8 @@ def test_a_role_may_do_everything_that_its_commands_do(asked: Mapping[str, list[
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_do_nothing_that_its_commands_do_not(asked: Mapping[str, list[Ask]], role: str) -> None:
     for statement in policy(role)["Statement"]:
-        if statement["Action"][0].startswith("k") or "kms:" in str(statement["Action"]):
-            continue
+        if "kms:" in str(statement["Action"]) or VALUES["TRAIL"] in str(statement["Resource"]):
+            continue  # asked of KMS; and CloudTrail's logs, which `aws s3 sync` fetches
         for action in listed(statement["Action"]):
             for resource in listed(statement["Resource"]):
                 narrow = {**statement, "Action": action, "Resource": resource}
@@ -173,7 +187,8 @@ def test_no_role_can_do_the_work_of_another_but_read(asked: Mapping[str, list[As
     for role in ROLES:
         for other in ROLES:
             refused = [ask for ask in asked[other] if not is_allowed(ask, policy(role), policy("bucket"))]
-            assert (refused == []) == (other in (role, "runtime")), f"{role} for {other}"
+            is_reader = other == "runtime" or (role, other) == ("janitor", "auditor")
+            assert (refused == []) == (other == role or is_reader), f"{role} for {other}"
 
 
 def may(role: str, action: str, key: str = "", **context: str) -> bool:
@@ -189,14 +204,30 @@ INDEX = "prod/v1/index/demo/stable/0000000001.dsse.json"
 HINT = "prod/v1/index/demo/stable/hint"
 
 
-def test_the_runtime_neither_lists_nor_writes_nor_deletes() -> None:
-    assert may("runtime", "s3:GetObject", INDEX)
+@pytest.mark.parametrize("role", READERS)
+def test_the_runtime_and_the_auditor_neither_write_nor_delete_and_the_runtime_does_not_list(role: str) -> None:
+    assert may(role, "s3:GetObject", INDEX)
     for action in ("s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion", "s3:PutObjectAcl"):
         for key in (INDEX, HINT, f"{ARTIFACT}/statement.dsse.json", "prod/v1/pins/x/y", "other/file"):
-            assert not may("runtime", action, key, s3__if_none_match="*")
-    assert not may("runtime", "s3:ListBucket", s3__prefix="prod/v1/")
-    assert not may("runtime", "s3:GetObject", "other/file")
-    assert not may("runtime", "s3:GetObject", "prod/v1/pins/x/y")
+            assert not may(role, action, key, s3__if_none_match="*")
+    assert may(role, "s3:ListBucket", s3__prefix="prod/v1/") == (role == "auditor")
+    assert not may(role, "s3:GetObject", "other/file")
+    assert not may(role, "s3:GetObject", "prod/v1/pins/x/y")
+
+
+def test_the_auditor_knows_both_keys_and_reads_the_trails_logs_alone() -> None:
+    trail = f"arn:aws:s3:::{VALUES['TRAIL']}"
+    for key in ("STATEMENT_KEY", "INDEX_KEY"):
+        assert is_allowed(Ask("kms:GetPublicKey", VALUES[key], {}), policy("auditor"))
+        assert not is_allowed(Ask("kms:Sign", VALUES[key], {}), policy("auditor"))
+    for action, resource, is_its in (
+        ("s3:ListBucket", trail, True),
+        ("s3:GetObject", f"{trail}/AWSLogs/1/CloudTrail/eu-west-1/2026/11/30/x.json.gz", True),
+        ("s3:GetObject", f"{trail}/other", False),
+        ("s3:PutObject", f"{trail}/AWSLogs/x", False),
+        ("s3:DeleteObject", f"{trail}/AWSLogs/x", False),
+    ):
+        assert is_allowed(Ask(action, resource, {}), policy("auditor")) == is_its
 
 
 @pytest.mark.parametrize("key", [f"{ARTIFACT}/packs/aa", f"{ARTIFACT}/statement.dsse.json", "prod/v1/pins/x/y"])
@@ -220,7 +251,7 @@ def test_nobody_removes_history_and_the_janitor_alone_removes_artifacts(role: st
         for key in (INDEX, HINT, "prod/v1/format.json"):
             assert not may(role, action, key)
     assert may(role, "s3:DeleteObject", f"{ARTIFACT}/packs/aa") == (role == "janitor")
-    assert may(role, "s3:DeleteObject", "prod/v1/pins/x/y") == (role != "runtime")
+    assert may(role, "s3:DeleteObject", "prod/v1/pins/x/y") == (role not in READERS)
 
 
 def test_the_bucket_refuses_even_whom_a_policy_allows_everything() -> None:
@@ -259,44 +290,72 @@ def test_keys_sign_for_the_role_that_owns_them_and_nobody_else() -> None:
         "runtime": set(),
         "builder": {VALUES["STATEMENT_KEY"]},
         "publisher": {VALUES["INDEX_KEY"]},
+        "auditor": set(),
         "janitor": set(),
     }
     for role in ROLES:
         (through_s3,) = [row for row in policy(role)["Statement"] if row["Resource"] == VALUES["BUCKET_KEY"]]
         assert through_s3["Condition"] == {"StringEquals": {"kms:ViaService": "s3.eu-west-1.amazonaws.com"}}
-        assert ("kms:GenerateDataKey" in through_s3["Action"]) == (role != "runtime")
+        assert ("kms:GenerateDataKey" in through_s3["Action"]) == (role not in READERS)
 
 
-# --- the weekly renewal ---------------------------------------------------------------------------------------------------
+# --- the weekly renewal and the nightly audit -----------------------------------------------------------------------------
 
 
-def test_the_renewal_runs_twice_within_a_channels_life_and_its_commands_parse() -> None:
-    document = yaml.safe_load((FOLDER / "renew.yaml").read_text())
+def workflow(name: str) -> tuple[list[str], dict[str, Any]]:
+    """Returns the fields of the schedule of a workflow of ci/aws, and its one job."""
+    document = yaml.safe_load((FOLDER / name).read_text())
     (schedule,) = document[True]["schedule"]  # YAML 1.1 reads `on` as true
-    minute, hour, day, month, weekday = schedule["cron"].split()
-    assert (day, month) == ("*", "*") and weekday in "0123456" and int(minute) < 60 and int(hour) < 24
-    assert 2 * timedelta(days=7) <= LIFETIME
     assert document["permissions"] == {"id-token": "write"}
     (job,) = document["jobs"].values()
     assert job["env"]["CACHEPIPE_STORE"] == "s3://BUCKET/PREFIX"
+    return schedule["cron"].split(), job
+
+
+def parsed(job: dict[str, Any]) -> list[click.Context]:
+    """Returns what click reads of every command of ours in a job."""
     lines = [shlex.split(line) for step in job["steps"] for line in step.get("run", "").splitlines()]
-    ours = [words[1:] for words in lines if words[0] == "cachepipe"]
-    assert [words[0] for words in ours] == ["renew", "ls"]
     context = click.Context(cli, info_name="cachepipe")
-    for verb, *rest in ours:
+    found = []
+    for _, verb, *rest in [words for words in lines if words[0] == "cachepipe"]:
         command = cli.get_command(context, verb)
         assert command is not None
-        parsed = command.make_context(verb, [word.replace("NAME", "demo") for word in rest], parent=context)
-        assert parsed.params["name"] == "demo"
+        found.append(command.make_context(verb, [word.replace("NAME", "demo") for word in rest], parent=context))
+    return found
 
 
-def test_the_renewal_installs_what_its_commands_import() -> None:
-    document = yaml.safe_load((FOLDER / "renew.yaml").read_text())
-    (job,) = document["jobs"].values()
+def test_the_renewal_runs_twice_within_a_channels_life_and_its_commands_parse() -> None:
+    (minute, hour, day, month, weekday), job = workflow("renew.yaml")
+    assert (day, month) == ("*", "*") and weekday in "0123456" and int(minute) < 60 and int(hour) < 24
+    assert 2 * timedelta(days=7) <= LIFETIME
+    commands = parsed(job)
+    assert [command.info_name for command in commands] == ["renew", "ls"]
+    assert {command.params["name"] for command in commands} == {"demo"}
+
+
+def test_the_audit_runs_every_night_and_its_log_and_its_window_leave_no_gap() -> None:
+    (minute, hour, *every), job = workflow("audit.yaml")
+    assert every == ["*", "*", "*"] and int(minute) < 60 and int(hour) < 24
+    (command,) = parsed(job)
+    asked = command.params
+    assert (command.info_name, asked["keys"]) == ("fsck", ("kms:alias/cachepipe-build", "kms:alias/cachepipe-index"))
+    window = NOW - time_of(asked["since"], NOW)
+    assert window >= timedelta(days=1) + 2 * (NOW - time_of(asked["until"], NOW)), "a night that begins late"
+    (fetch,) = [line for step in job["steps"] for line in step.get("run", "").splitlines() if "s3 sync" in line]
+    days = re.fullmatch(
+        r"for day in ([0-9 ]+); do aws s3 sync .*\$\(date -u -d \"-\$day days\" \+%Y/%m/%d\) logs/\$day; done", fetch
+    )
+    assert days is not None and days[1].split() == [str(day) for day in range(window.days + 2)]
+    assert asked["logs"] == (Path("logs"),)
+
+
+@pytest.mark.parametrize("name", ["renew.yaml", "audit.yaml"])
+def test_a_workflow_installs_what_its_commands_import(name: str) -> None:
+    _, job = workflow(name)
     (install,) = [step["run"] for step in job["steps"] if "pip install" in step.get("run", "")]
     named = set(install.split())
     text = (REPOSITORY / "pyproject.toml").read_text()
     listed_there = text.split("\ndependencies = [")[1].split("\n]")[0]
     needed = set(re.findall(r'^ +"([A-Za-z0-9-]+)', listed_there, re.MULTILINE))
     assert len(needed) > 5
-    assert needed - named == {"torch", "nvidia-ml-py", "Jinja2"}, "which no renewal imports"
+    assert needed - named == {"torch", "nvidia-ml-py", "Jinja2"}, "which neither imports"

@@ -1,4 +1,4 @@
-"""From a manifest that names an S3 store and keys in KMS to a service that reads it: keygen, build, promote, lock, restore, verify."""
+"""From a manifest that names an S3 store and keys in KMS to a service that reads it: keygen, build, promote, renew, audit, lock, restore, verify."""
 
 from __future__ import annotations
 
@@ -64,12 +64,19 @@ def test_a_manifest_with_an_s3_store_and_keys_in_kms_from_keygen_to_service(
         return done.stdout
 
     work = ("--work", str(tmp_path / "work"))
-    with kms_server() as variables:
+    with kms_server(tmp_path / "trail") as variables:
         kms = {"AWS_ENDPOINT_URL_KMS": variables["AWS_ENDPOINT_URL_KMS"]}
         for role, alias in (("statement", "build"), ("index", "index")):
             cachepipe("keygen", "--role", role, "--key", f"kms:alias/cachepipe-{alias}", "--policy", policy, **kms)
         cachepipe("build", str(manifest), *work, **kms)
-        cachepipe("promote", url, "--name", "tiny", CACHEPIPE_INDEX_KEY="kms:alias/cachepipe-index", **kms)
+        for verb in ("promote", "renew"):
+            cachepipe(verb, url, "--name", "tiny", CACHEPIPE_INDEX_KEY="kms:alias/cachepipe-index", **kms)
+        keys = [word for alias in ("build", "index") for word in ("--key", f"kms:alias/cachepipe-{alias}")]
+        window = ("--since", "1h", "--until", "2099-01-01T00:00:00Z")
+        log = ("--kms-log", str(tmp_path / "trail"))
+        audited = json.loads(cachepipe("fsck", url, *log, *keys, *window, "--json", **kms))
+    assert [(key["logged"], key["stored"]) for key in audited["keys"]] == [(1, 1), (3, 3)]
+    assert audited["findings"] == []
     # from here on KMS is gone: whoever reads needs public keys alone
     cachepipe("lock", url, "--name", "tiny", "--output", str(tmp_path / "tiny.lock"))
     (channel,) = [row for row in json.loads(cachepipe("ls", url, "--json"))["channels"] if row["channel"] == "stable"]
