@@ -13,7 +13,11 @@ signature that was hidden leaves an event over, whatever name it bears:
     a name once too often          one of the events signed something else; or KMS's answer was lost, and botocore asked again
     a signature without an event   the log is not whole, or the signature was made beyond it and copied here
 
-Records look like this; others of the log are passed over, and so is what failed (`errorCode`), a dry run among it:
+What gc removed after a while can no longer be told from what was hidden: rows of old index versions name a statement by the digest
+of its envelope, signature and all. Index versions stay for ever.
+
+Records look like this; others of the log are passed over, and so is what failed (`errorCode`), a dry run among it, whose answer is an
+error:
 
     {"eventSource": "kms.amazonaws.com", "eventName": "Sign", "eventTime": "2026-11-30T10:00:00Z", "eventID": "…", "userAgent": "…",
      "userIdentity": {"arn": "…"}, "sourceIPAddress": "…", "requestParameters": {"keyId": "alias/build", …},
@@ -50,6 +54,8 @@ HINT = (
 )
 _CLAIM = "md/cachepipe#sha256."
 _CLAIMED = re.compile(rf"(?:^|\s){re.escape(_CLAIM)}([0-9a-f]{{64}})(?=\s|$)", re.ASCII)
+_NAMED = 3
+"""Events in one message."""
 _SHOWN = 160
 """Characters of a caller's name in a message: it is the caller's own choice."""
 
@@ -129,7 +135,7 @@ class KmsLog:
         """Key id → its signatures, of all times."""
         self.heard: set[str] = set()
         """Ids of keys of which the log has anything within the window, be it a refusal."""
-        self._keys, self._window, self._limits = keys, window, limits
+        self._names, self._window, self._limits = [(key, _names_of(key)) for key in keys], window, limits
         self._seen: set[str] = set()
 
     def add(self, data: bytes, what: str) -> None:
@@ -143,7 +149,7 @@ class KmsLog:
                 continue
             is_signature = record.get("eventName") == "Sign" and not record.get("errorCode")
             names = _key_names(record)
-            key = next((key for key in self._keys if not _names_of(key).isdisjoint(names)), None)
+            key = next((key for key, own in self._names if not own.isdisjoint(names)), None)
             if key is None and is_signature and not names[0].startswith("arn:"):
                 self._refuse_untold(names[0], what)
             if key is None:
@@ -216,7 +222,7 @@ def _key_names(record: Mapping[str, Json]) -> list[str]:
 
 def _names_of(key: AuditedKey) -> set[str]:
     """Returns what a record may call a key: its ARN, its id, or as it was asked for, with and without the account."""
-    account, resource = key.arn.rsplit(":", 1)
+    account, _, resource = key.arn.rpartition(":")
     asked = key.address.removeprefix("kms:").rsplit(":", 1)[-1]
     return {_everywhere(key.arn), resource.removeprefix("key/"), asked, f"{account}:{asked}"}
 
@@ -274,7 +280,7 @@ def _alone(key: AuditedKey, event: SignEvent, now: datetime, may_be_gone: bool) 
     if not event.digest:
         return Finding(True, key.address, f"signed something at {_told(event)}: {_NO_NAME}")
     is_old = may_be_gone and (now - event.time).total_seconds() > FLOORS.published_s
-    told = f"signed what nothing here has, sha256 {event.digest}, at {_told(event)}"
+    told = f"made a signature of sha256 {event.digest} that nothing here bears, at {_told(event)}"
     return Finding(not is_old, key.address, f"{told}: {_MAY_BE_GONE if is_old else _HIDDEN}")
 
 
@@ -282,7 +288,7 @@ def _pair(
     key: AuditedKey, events: Sequence[SignEvent], stored: Sequence[StoredSignature], window: Window
 ) -> Iterator[Finding]:
     """Yields what is wrong with events and signatures of one digest: at least one of each."""
-    told = "; ".join(_told(event) for event in events)
+    told = "; ".join(map(_told, events[:_NAMED])) + ("; …" if len(events) > _NAMED else "")
     where, numbers = stored[0].where, f"{_by(key)}: {len(events)} times by the log, {len(stored)} times here"
     if len(events) > len(stored) and any(event.time in window for event in events):
         yield Finding(True, where, f"{numbers}: {told}: {_TOO_OFTEN}")

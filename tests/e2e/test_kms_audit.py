@@ -24,7 +24,7 @@ from cachepipe.domain import trust
 from cachepipe.domain.index import PAYLOAD_TYPE
 from cachepipe.domain.kms_log import claim
 from cachepipe.domain.layout import index_key, statement_key
-from cachepipe.errors import StoreError
+from cachepipe.errors import StoreError, TrustError
 from cachepipe.workflows.publish import rehearse
 from tests.support.kms import REGION, kms_server
 from tests.support.restoring import Published, publish_release
@@ -155,6 +155,34 @@ def test_a_rehearsal_leaves_dry_runs_in_the_log_and_no_signature(site: Site, cap
     assert (problems(found), counts(found)) == ([], [(0, 0), (0, 0)])
 
 
+def test_a_rehearsal_by_dry_run_refuses_every_key_that_the_policy_would_not_believe(site: Site, tmp_path: Path) -> None:
+    def refused(policy: str, *keys: str) -> str:
+        choice = TrustChoice(policy, False, *keys)
+        with pytest.raises(TrustError) as caught:
+            rehearse(open_store(site.store.url, choice), "demo", "stable", datetime.now(timezone.utc))
+        return str(caught.value)
+
+    statement, index = site.keys
+    assert "may not sign as statement" in refused(site.policy, index, statement)
+    assert "may not sign as index" in refused(site.policy, statement, statement)
+    whole = json.loads(Path(site.policy).read_text())
+    changes = {
+        "a key that the policy does not list": {"keys": whole["keys"][:1]},
+        f"{whole['keys'][1]['keyid'][:20]} ended at": {
+            "keys": [whole["keys"][0], {**whole["keys"][1], "not_after": "2026-01-01T00:00:00Z"}]
+        },
+    }
+    for told, change in changes.items():
+        (tmp_path / "other.json").write_text(json.dumps({**whole, **change}))
+        assert told in refused(str(tmp_path / "other.json"), statement, index)
+    both = {"keys": [{**row, "roles": ["statement", "index"]} for row in whole["keys"]], "thresholds": {"index": 2}}
+    (tmp_path / "two.json").write_text(json.dumps({**whole, **both}))
+    assert "1 of 2 index signatures count" in refused(str(tmp_path / "two.json"), statement, index)
+    assert "1 of 2 index signatures count" in refused(str(tmp_path / "two.json"), statement, f"{index},{index}")
+    two = TrustChoice(str(tmp_path / "two.json"), False, statement, f"{statement},{index}")
+    rehearse(open_store(site.store.url, two), "demo", "stable", datetime.now(timezone.utc))
+
+
 @pytest.mark.parametrize("name", ["alias", "id", "ARN", "ARN of the alias"])
 def test_a_key_is_the_same_by_every_name_that_signs_and_that_is_asked_for(
     site: Site, capsys: Output, name: str
@@ -231,7 +259,7 @@ def test_a_signature_that_is_nowhere_is_found_under_its_own_name_and_that_of_ano
         site.steal(agent=claim(digest))
     found = problems(site.audit(capsys))
     assert [line.split(", at 20")[0] for line in found] == [
-        f"{site.keys[1]}: signed what nothing here has, sha256 {digest}" for digest in sorted(digests)
+        f"{site.keys[1]}: made a signature of sha256 {digest} that nothing here bears" for digest in sorted(digests)
     ]
     assert all("a hidden signature, unless a publisher died" in line for line in found)
 
@@ -245,7 +273,7 @@ def test_junk_under_a_keys_name_is_nobodys_partner(site: Site, capsys: Output) -
     assert site.store.put_if_absent(index_key("demo", "stable", 2), trust.seal(payload, PAYLOAD_TYPE, first.signatures))
     found = problems(site.audit(capsys))
     assert any("a signature of key" in line and "is not of these bytes" in line for line in found)
-    assert any(f"signed what nothing here has, sha256 {digest}" in line for line in found)
+    assert any(f"made a signature of sha256 {digest} that nothing here bears" in line for line in found)
 
 
 def test_a_publisher_that_died_between_signing_and_writing_is_named_as_that_and_its_next_run_too(
@@ -263,7 +291,7 @@ def test_a_publisher_that_died_between_signing_and_writing_is_named_as_that_and_
         with pytest.raises(StoreError):
             site.publish()
     (problem,) = problems(site.audit(capsys))
-    assert "signed what nothing here has" in problem and "unless a publisher died" in problem
+    assert "that nothing here bears" in problem and "unless a publisher died" in problem
     site.publish()
     found = site.audit(capsys)
     assert (problems(found), counts(found)) == ([problem], [(2, 2), (2, 1)])
@@ -323,7 +351,36 @@ def test_what_lies_outside_of_the_window_needs_no_partner_but_is_one(site: Site,
     assert len(problems(site.audit(capsys))) == 2
 
 
+def test_a_statement_of_long_ago_may_have_been_removed_and_an_index_version_never_is(
+    site: Site, capsys: Output
+) -> None:
+    site.publish()
+    past = (datetime.now(timezone.utc) - timedelta(days=40)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for key in (0, 1):
+        site.steal(key=key, agent=claim("cd" * 32))
+    for path, record in site.signatures()[-2:]:
+        path.write_bytes(gzip.compress(json.dumps({"Records": [{**record, "eventTime": past}]}).encode()))
+    found = site.audit(capsys, "--since", "60d")["findings"]
+    assert [(one["where"], one["is_problem"]) for one in found] == [(site.keys[1], True), (site.keys[0], False)]
+    assert "gc may have removed the artifact since" in found[1]["what"]
+    assert site.audit(capsys)["findings"] == []
+
+
 # --- the command line -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_a_terminal_obeys_is_printed_of_a_log(site: Site, capsys: Output) -> None:
+    site.publish()
+    site.steal()
+    path, record = site.signatures()[-1]
+    odd = {"userIdentity": {"arn": "\x1b[2J\u202e\ud800\nproblem"}, "sourceIPAddress": "\x9b1m", "eventID": "\r\x07"}
+    path.write_bytes(gzip.compress(json.dumps({"Records": [{**record, **odd}]}).encode()))
+    for more in ((), ("--json",)):
+        capsys.readouterr()
+        assert main(site.words(*more)) == 13
+        told = "".join(capsys.readouterr())
+        assert "named no digest" in told
+        assert all(char.isprintable() or char == "\n" for char in told), more
 
 
 @pytest.mark.parametrize(

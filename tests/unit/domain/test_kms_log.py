@@ -170,7 +170,9 @@ def test_one_event_to_one_signature_is_no_finding() -> None:
 
 def test_every_way_not_to_pair_has_its_sentence() -> None:
     assert "named no digest" in said(record())
-    assert "sha256 " + digest(7) in said(record(digest(7))) and "a hidden signature" in said(record(digest(7)))
+    nowhere = said(record(digest(7)))
+    assert f"made a signature of sha256 {digest(7)} that nothing here bears, at 20" in nowhere
+    assert "a hidden signature, unless a publisher died" in nowhere
     twice = said(record(digest(1)), record(digest(1)), held=(stored(1),))
     assert twice.startswith("v1/1: signed by kms:alias/build: 2 times by the log, 1 times here")
     assert said(held=(stored(1),)).startswith("v1/1: signed by kms:alias/build, and the log has no event for it")
@@ -252,6 +254,8 @@ def test_a_signature_of_what_says_that_it_was_made_later_is_told() -> None:
     ):
         told = found(record(digest(1)), held=(stored(1, created_at=created_at),))
         assert [("made later, at" in finding.what) for finding in told] == [True] * is_told
+    old = WINDOW.since - SECOND
+    assert found(record(digest(1), old), held=(stored(1, old, created_at=NOW),)) == [], "was told in its night"
 
 
 @given(st.data())
@@ -326,6 +330,8 @@ def test_no_record_makes_the_reader_fail_in_another_way_than_by_its_own_error(fi
         pass
 
 
-def test_what_a_caller_chose_is_shown_cut() -> None:
+def test_what_a_caller_chose_is_shown_cut_and_so_is_what_one_did_a_thousand_times() -> None:
     (finding,) = found(record(userIdentity={"arn": "a" * 5000}, sourceIPAddress="b" * 5000))
     assert len(finding.what) < 1000
+    (finding,) = found(*(record(digest(1)) for _ in range(1000)), held=(stored(1),))
+    assert "1000 times by the log" in finding.what and len(finding.what) < 1000

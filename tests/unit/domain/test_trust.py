@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import FrozenInstanceError, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -243,9 +243,29 @@ def test_accept_unsigned_still_tells_signed_from_unsigned_and_refuses_a_false_si
         found = trust.accept_unsigned(envelope, kind, "x", judge, NOW)
         assert (found.payload, found.status, found.not_after) == (b"y", status, "")
     tree = json.loads(authority.sealed(b"x", kind, "stranger"))
-    tree["signatures"][0]["keyid"] = authority.new_key("i").keyid
-    with pytest.raises(TrustError):
-        trust.accept_unsigned(canonical_bytes(tree), kind, "x", judge, NOW)
+    for label in ("i", "s"):  # the second would not count for an index
+        tree["signatures"][0]["keyid"] = authority.new_key(label).keyid
+        with pytest.raises(TrustError, match="is not of these bytes"):
+            trust.accept_unsigned(canonical_bytes(tree), kind, "x", judge, NOW)
+
+
+def test_who_would_sign_is_judged_as_who_signed() -> None:
+    judge = authority.policy(
+        authority.key("s", "statement"), authority.key("i", "index", not_after="2026-11-30T09:00:00Z")
+    )
+    keyids = {label: authority.new_key(label).keyid for label in ("s", "i", "stranger")}
+    before = NOW - timedelta(hours=2)
+    assert [key.keyid for key in trust.check_signers([keyids["i"]], "index", "x", judge, before)] == [keyids["i"]]
+    for label, now, told in (
+        ("i", NOW, "ended at 2026-11-30T09:00:00Z"),
+        ("s", before, "may not sign as index"),
+        ("stranger", before, "that the policy does not list"),
+    ):
+        with pytest.raises(TrustError, match=told) as caught:
+            trust.check_signers([keyids[label]], "index", "x", judge, now)
+        with pytest.raises(TrustError) as signed:
+            trust.verify(authority.sealed(b"x", PAYLOAD_TYPE, label), PAYLOAD_TYPE, "x", judge, now)
+        assert (str(caught.value), caught.value.hint) == (str(signed.value), signed.value.hint)
 
 
 def test_accept_pinned_wants_a_signature_and_looks_at_none() -> None:
