@@ -65,7 +65,7 @@ class LogLimits:
     """What is read of logs at most."""
 
     file_bytes: int = 64 * MIB
-    """CloudTrail delivers at most 50 MB, compressed."""
+    """Packed: a record has at most 256 KB (AWS CloudTrail User Guide, "Quotas"), a file holds those of some minutes."""
     raw_bytes: int = 256 * MIB
     files: int = 200_000
     """A year of twenty regions, one file every five minutes in each, is ten times as many: give the days that count."""
