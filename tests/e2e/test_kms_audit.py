@@ -114,6 +114,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[s
 @pytest.fixture
 def site(tmp_path: Path, log: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> Site:
     folder, variables = log
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the first keys that it was given for all later tests
     for name, value in {**variables, "AWS_DEFAULT_REGION": REGION}.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "CACHEPIPE_TRUST", "CACHEPIPE_STATEMENT_KEY", "CACHEPIPE_INDEX_KEY"):
