@@ -13,6 +13,9 @@ signature that was hidden leaves an event over, whatever name it bears:
     a name once too often          one of the events signed something else; or KMS's answer was lost, and botocore asked again
     a signature without an event   the log is not whole, or the signature was made beyond it and copied here
 
+However often and in whatever form a store holds the signature of one text, it stands for one event: nothing of ours keeps two, and
+whoever has an ECDSA signature can write it in a second form that holds as well.
+
 What gc removed after a while can no longer be told from what was hidden: rows of old index versions name a statement by the digest
 of its envelope, signature and all. Index versions stay for ever.
 
@@ -107,7 +110,6 @@ class StoredSignature(NamedTuple):
     keyid: str
     digest: str
     """SHA-256 of the pre-authentication encoding."""
-    sig: bytes
     where: str
     """The object's key."""
     written_at: datetime
@@ -261,18 +263,16 @@ def compare(
     named: dict[str, list[SignEvent]] = defaultdict(list)
     for event in log.events[key.keyid]:
         named[event.digest].append(event)
-    held: dict[str, dict[bytes, StoredSignature]] = defaultdict(dict)
-    for one in sorted(stored, key=lambda one: one.where):
-        held[one.digest].setdefault(one.sig, one)  # a copy is the same signature
+    held = {one.digest: one for one in sorted(stored, key=lambda one: one.where, reverse=True)}
     for digest, events in named.items():
         if digest in held:
-            yield from _pair(key, events, list(held[digest].values()), window)
+            yield from _pair(key, events, held[digest], window)
         for event in events if digest not in held else ():
             if event.time in window:
                 yield _alone(key, event, now, may_be_gone)
     inner = Window(window.since + SLACK, window.until - SLACK)
-    for one in (one for digest, signatures in held.items() if digest not in named for one in signatures.values()):
-        if one.written_at in inner:
+    for digest, one in held.items():
+        if digest not in named and one.written_at in inner:
             yield Finding(True, one.where, f"{_by(key)}, {_NO_EVENT}")
 
 
@@ -284,19 +284,14 @@ def _alone(key: AuditedKey, event: SignEvent, now: datetime, may_be_gone: bool) 
     return Finding(not is_old, key.address, f"{told}: {_MAY_BE_GONE if is_old else _HIDDEN}")
 
 
-def _pair(
-    key: AuditedKey, events: Sequence[SignEvent], stored: Sequence[StoredSignature], window: Window
-) -> Iterator[Finding]:
-    """Yields what is wrong with events and signatures of one digest: at least one of each."""
+def _pair(key: AuditedKey, events: Sequence[SignEvent], one: StoredSignature, window: Window) -> Iterator[Finding]:
+    """Yields what is wrong with a signature and the events that bear its name, at least one."""
     told = "; ".join(map(_told, events[:_NAMED])) + ("; …" if len(events) > _NAMED else "")
-    where, numbers = stored[0].where, f"{_by(key)}: {len(events)} times by the log, {len(stored)} times here"
-    if len(events) > len(stored) and any(event.time in window for event in events):
-        yield Finding(True, where, f"{numbers}: {told}: {_TOO_OFTEN}")
-    if len(events) < len(stored) and any(one.written_at in window for one in stored):
-        yield Finding(True, where, f"{numbers}: {told}: {_NO_EVENT}")
-    dated = stored[0].created_at
-    if dated is not None and dated - SLACK > max(event.time for event in events) and stored[0].written_at in window:
-        yield Finding(True, where, f"{_by(key)} at {told}: {_DATED} {timestamp(dated)}")
+    if len(events) > 1 and any(event.time in window for event in events):
+        yield Finding(True, one.where, f"{_by(key)} {len(events)} times by the log: {told}: {_TOO_OFTEN}")
+    made_at, last = one.created_at, max(event.time for event in events)
+    if made_at is not None and made_at - SLACK > last and one.written_at in window:
+        yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED} {timestamp(made_at)}")
 
 
 def _told(event: SignEvent) -> str:
@@ -321,6 +316,6 @@ _HIDDEN = (
     "key signs for another store as well"
 )
 _MAY_BE_GONE = f"more than {FLOORS.published_s / DAY_S:.0f} days ago: gc may have removed the artifact since, which nothing here can tell"
-_TOO_OFTEN = "one of them signed something else under this name, unless KMS's answer was lost and asked for again, or a publisher died before it wrote"
+_TOO_OFTEN = "all but one signed something else under this name, unless KMS's answer was lost and asked for again, or a publisher died before it wrote"
 _NO_EVENT = "and the log has no event for it: it is not whole, or the signature was made elsewhere and copied here"
 _DATED = "but says of itself that it was made later, at"

@@ -76,7 +76,9 @@ def audit(store: Store, request: AuditRequest, now: datetime, kms_client: Any = 
         IntegrityError: what is given is no log of CloudTrail.
         StoreError: the store fails.
     """
-    keys = {key.keyid: (key, public) for key, public in (_look_up(address, kms_client) for address in request.keys)}
+    keys = {
+        key.keyid: (key, public) for key, public in (_look_up(address, kms_client) for address in request.keys)
+    }  # 1
     audited = [key for key, _ in keys.values()]
     log = KmsLog(audited, request.window)  # 2
     for what, data in read_logs(request.logs):
@@ -107,7 +109,7 @@ def _look_up(address: str, kms_client: Any) -> tuple[AuditedKey, Key]:
 
 def _count(key: AuditedKey, log: KmsLog, stored: Sequence[StoredSignature], window: Window) -> KeyCount:
     logged = sum(event.time in window for event in log.events[key.keyid])
-    held = {one.sig for one in stored if one.keyid == key.keyid and one.written_at in window}
+    held = {one.digest for one in stored if one.keyid == key.keyid and one.written_at in window}
     return KeyCount(*key, logged, len(held), timestamp(window.since), timestamp(window.until))
 
 
@@ -134,7 +136,7 @@ class _Look:
         yield from self._junk
         for keyid, count in sorted(Counter(self._others).items()):
             yield Finding(
-                False, f"key {keyid[:20]}", f"signed {count} times here in this time; its log was not asked for"
+                False, f"key {keyid[:20]}", f"{count} signatures here in this time, and its log was not asked for"
             )
 
     def _read(self, found: StoredObject, kind: str) -> Iterator[StoredSignature]:
@@ -152,7 +154,7 @@ class _Look:
                 self._others += [row.keyid] if written_at in self._window else []
             elif trust.is_signed_by(key, row.sig, message):
                 created_at = _created_at(opened.payload, kind)
-                yield StoredSignature(row.keyid, sha256(message), row.sig, found.key, written_at, created_at)
+                yield StoredSignature(row.keyid, sha256(message), found.key, written_at, created_at)
             else:
                 self._junk.append(
                     Finding(True, found.key, f"a signature of key {row.keyid[:20]} is not of these bytes")

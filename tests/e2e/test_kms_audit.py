@@ -15,6 +15,7 @@ from typing import Any
 
 import boto3
 import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from cachepipe.adapters import kms as kms_keys
 from cachepipe.adapters.local_store import LocalStore
@@ -29,6 +30,8 @@ from cachepipe.workflows.publish import rehearse
 from tests.support.kms import REGION, kms_server
 from tests.support.restoring import Published, publish_release
 
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Of the curve P-256: with (r, s) holds (r, ORDER − s)."""
 Output = pytest.CaptureFixture[str]
 SOON = (datetime.now(timezone.utc) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -213,7 +216,7 @@ def test_keys_in_files_beside_keys_in_kms_are_named_and_need_no_log(site: Site, 
     found = site.audit(capsys)
     assert (problems(found), counts(found)) == ([], [(1, 1), (1, 1)])
     (note,) = found["findings"]
-    assert note["what"] == "signed 1 times here in this time; its log was not asked for"
+    assert note["what"] == "1 signatures here in this time, and its log was not asked for"
 
 
 def test_events_that_were_looked_up_are_as_good_as_log_files_and_both_together_count_once(
@@ -247,8 +250,23 @@ def test_a_signature_under_the_name_of_another_is_found_by_the_count(site: Site,
     key = index_key("demo", "stable", 1)
     site.steal(agent=claim(digest_of(site.store, key, PAYLOAD_TYPE)))
     (problem,) = problems(site.audit(capsys))
-    assert problem.startswith(f"{key}: signed by {site.keys[1]}: 2 times by the log, 1 times here: 20")
-    assert "one of them signed something else under this name" in problem
+    assert problem.startswith(f"{key}: signed by {site.keys[1]} 2 times by the log: 20")
+    assert "all but one signed something else under this name" in problem
+
+
+def test_a_second_form_of_a_signature_is_no_partner_for_what_was_hidden_under_its_name(
+    site: Site, capsys: Output
+) -> None:
+    site.publish()
+    first = trust.open_envelope(site.store.get(index_key("demo", "stable", 1), 1 << 20) or b"", PAYLOAD_TYPE, "first")
+    site.steal(agent=claim(hashlib.sha256(trust.pae(PAYLOAD_TYPE, first.payload)).hexdigest()))
+    (one,) = first.signatures
+    r, s = decode_dss_signature(one.sig)
+    second = trust.Signature(one.keyid, encode_dss_signature(r, ORDER - s))
+    assert site.store.put_if_absent(index_key("demo", "other", 1), trust.seal(first.payload, PAYLOAD_TYPE, [second]))
+    found = problems(site.audit(capsys))
+    assert len(found) == 2 and any("all but one signed something else under this name" in line for line in found)
+    assert any(line.startswith("demo@other:1: ") and "not the one asked for" in line for line in found)
 
 
 def test_a_signature_that_is_nowhere_is_found_under_its_own_name_and_that_of_another_keys_object(
@@ -312,7 +330,7 @@ def test_an_answer_that_was_lost_and_asked_for_again_is_reported_as_that(
         site.publish()
     found = problems(site.audit(capsys))
     assert len(found) == len(lost) == 2
-    assert all("2 times by the log, 1 times here" in line and "unless KMS's answer was lost" in line for line in found)
+    assert all(" 2 times by the log: " in line and "unless KMS's answer was lost" in line for line in found)
 
 
 # --- a log that is not whole ----------------------------------------------------------------------------------------------
