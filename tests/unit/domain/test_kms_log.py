@@ -252,6 +252,8 @@ def test_a_signature_of_what_says_that_it_was_made_later_is_told() -> None:
     ):
         told = found(record(digest(1)), held=(stored(1, created_at=created_at),))
         assert [("made later, at" in finding.what) for finding in told] == [True] * is_told
+    again = found(record(digest(1)), record(digest(1), NOW), held=(stored(1, created_at=NOW),))
+    assert ["2 times by the log" in finding.what for finding in again] == [True], "the later one may have made it"
     old = WINDOW.since - SECOND
     assert found(record(digest(1), old), held=(stored(1, old, created_at=NOW),)) == [], "was told in its night"
 
