@@ -134,15 +134,16 @@ class Session:
         """Returns what is called: torch.compile's, or the native functions of an entry with the engine `aot` that are restored."""
         if self.is_eager:
             return called(self.spec, model)
-        spec, traced = self.spec, partial(compile_model, self.spec, model, is_served=self.job.is_served)
+        spec, begin = self.spec, time.perf_counter()
+        traced = partial(compile_model, spec, model, is_served=self.job.is_served)
         if self.recorder is None or not (spec.engine == AOT and self.job.engine):
-            return traced()
-        from cachepipe.runtime.engine_module import engine_model
+            function = traced()
+        else:
+            from cachepipe.runtime.engine_module import engine_model
 
-        begin, folder = time.perf_counter(), Path(self.job.root, self.job.engine)
-        replays = replays_graphs(spec.device, spec.mode, spec.options)
-        function = engine_model(model, folder, spec.device, self.recorder, traced, replays)
-        self.load_s = time.perf_counter() - begin
+            folder, replays = Path(self.job.root, self.job.engine), replays_graphs(spec.device, spec.mode, spec.options)
+            function = engine_model(model, folder, spec.device, self.recorder, traced, replays)
+        self.load_s = time.perf_counter() - begin  # torch's compile stack may be imported here
         return function
 
     def call_bucket(self, position: int, index: int, function: Any, model: Any) -> None:
