@@ -134,15 +134,14 @@ class Session:
         """Returns what is called: torch.compile's, or the native functions of an entry with the engine `aot` that are restored."""
         if self.is_eager:
             return called(self.spec, model)
-        spec, begin = self.spec, time.perf_counter()
-        traced = partial(compile_model, spec, model, is_served=self.job.is_served)
-        if self.recorder is None or not (spec.engine == AOT and self.job.engine):
-            function = traced()
-        else:
+        begin, spec, is_served = time.perf_counter(), self.spec, self.job.is_served
+        function, traced = None, partial(compile_model, spec, model, is_served=is_served)
+        if self.recorder is not None and spec.engine == AOT and self.job.engine:
             from cachepipe.runtime.engine_module import engine_model
 
             folder, replays = Path(self.job.root, self.job.engine), replays_graphs(spec.device, spec.mode, spec.options)
             function = engine_model(model, folder, spec.device, self.recorder, traced, replays)
+        function = traced() if function is None else function
         self.load_s = time.perf_counter() - begin  # torch's compile stack may be imported here
         return function
 
