@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from cachepipe.domain.evidence import Uncounted
+from cachepipe.domain.evidence import LAYERS, RATED, Uncounted
 from cachepipe.errors import UsageError
 from cachepipe.runtime import attach as attaching
 from cachepipe.runtime import metrics
@@ -43,6 +43,8 @@ def test_every_metric_of_the_dashboard_is_given(attached: Attached, monkeypatch:
     asked = {name for query in queries for name in re.findall(r"\bcachepipe_\w+", query)}
     given = {re.split(r"[{ ]", line)[0] for line in scraped().splitlines() if not line.startswith("#")}
     assert len(asked) >= 12 and asked <= given, asked - given
+    (rate,) = [query for query in queries if "/ sum(cachepipe_lookups_total" in query]
+    assert re.findall(r'layer!="(\w+)"', rate) == 2 * sorted(set(LAYERS) - set(RATED))
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
