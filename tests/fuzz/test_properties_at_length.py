@@ -11,7 +11,7 @@ from tests.support.release import REPOSITORY, clean_environment
 
 FILES = [
     *(f"tests/unit/domain/test_{name}.py" for name in ("properties", "record", "fingerprint", "layout", "ulid")),
-    *(f"tests/unit/domain/test_{name}.py" for name in ("trust", "lock", "collect")),
+    *(f"tests/unit/domain/test_{name}.py" for name in ("trust", "lock", "collect", "kms_log")),
     "tests/unit/adapters/test_packs.py",
 ]
 
