@@ -84,8 +84,8 @@ def _take(name: str, hook: Hook | None = None) -> list[Hook]:
             _hooks[name] = left
         else:
             _hooks.pop(name, None)
-        if not _hooks and _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
+        if not _hooks:  # a new list: an import may be walking over the one that is there
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
         return taken
 
 

@@ -75,6 +75,8 @@ TABLE: tuple[Name, ...] = (
     Name("torch._inductor", "list_mode_options"),
     Name("torch._inductor.codegen.common", "KernelTemplate._template_from_string"),
     Name("torch._inductor.codegen.common", "jinja2_env"),
+    Name("torch._dynamo.exc", "TorchDynamoException"),
+    Name("torch._inductor.compile_fx", "compile_fx"),
     Name("torch._inductor.compile_fx", "fx_codegen_and_compile"),
     Name("torch._inductor.config", "aot_inductor.embed_kernel_binary"),
     Name("torch._inductor.config", "aot_inductor.enable_line_tables", (2, 13)),

@@ -6,6 +6,7 @@ _dynamo/eval_frame.py, _dynamo/decorators.py; checked against torch 2.13.0.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -69,28 +70,25 @@ def set_matmul_precision(wanted: str) -> Callable[[], None]:
     touched, not even for a moment in which another thread could look.
     """
     switches, before = _precision_switches(), _unless_mixed(torch.get_float32_matmul_precision)
+    general = [(owner, precision) for owner, precision in _general_switches() if precision != "none"]
     told = before, switches
-    general: Any = torch.backends
-    is_general_ieee = getattr(general, "fp32_precision", "none") == "ieee"
     if not (before == wanted == "highest" and all(precision == "none" for _, precision in switches)):
-        before = _write_precision(wanted, switches, is_general_ieee)
+        before = _write_precision(wanted, switches, general)
 
     def put_back() -> None:
         if told == (_unless_mixed(torch.get_float32_matmul_precision), _precision_switches()):
             return
         if before != "mixed":
             torch.set_float32_matmul_precision(before)
-        if is_general_ieee:
-            general.fp32_precision = "ieee"
-        for switch, precision in switches:
+        for switch, precision in (*general, *switches):
             switch.fp32_precision = "none"
-            if switch.fp32_precision != precision:  # else it follows `torch.backends.fp32_precision`, and goes on to
+            if switch.fp32_precision != precision:  # else it follows a general switch, and goes on to
                 switch.fp32_precision = precision
 
     return put_back
 
 
-def _write_precision(wanted: str, switches: list[tuple[Any, str]], is_general_ieee: bool) -> str:
+def _write_precision(wanted: str, switches: list[tuple[Any, str]], general: list[tuple[Any, str]]) -> str:
     """Returns what the older way told before; `mixed` where torch refuses even after the newer one says nothing against it."""
     before = _unless_mixed(torch.get_float32_matmul_precision)
     if before == "mixed":
@@ -98,14 +96,20 @@ def _write_precision(wanted: str, switches: list[tuple[Any, str]], is_general_ie
             switch.fp32_precision = "ieee"
         before = _unless_mixed(torch.get_float32_matmul_precision)
     torch.set_float32_matmul_precision(wanted)
-    if wanted == "highest" and is_general_ieee:  # the default by its other name, which the switches would take on
-        backends: Any = torch.backends
-        backends.fp32_precision = "none"
+    for owner, _ in general if wanted == "highest" else ():  # which `none` would follow
+        owner.fp32_precision = "none"
     for switch, _ in switches if wanted == "highest" else ():
         switch.fp32_precision = "none"
-        if switch.fp32_precision != "none":  # it follows a general switch that allows less
+        if switch.fp32_precision != "none":
             switch.fp32_precision = "ieee"
     return before
+
+
+def _general_switches() -> list[tuple[Any, str]]:
+    """Returns the newer switches above those of products, each with its value: of all of torch, and of CUDA."""
+    backends: Any = torch.backends
+    owners: tuple[Any, ...] = (backends, getattr(backends, "cudnn", None))
+    return [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
 
 
 def _precision_switches() -> list[tuple[Any, str]]:
@@ -235,11 +239,39 @@ def can_compile(root: str = "") -> bool:
     return torch.cuda.is_available() or is_real
 
 
-def compile_failure() -> type[Exception]:
-    """Returns what a call of a compiled model raises when its backend could not compile; nothing has run then."""
-    from torch._dynamo.exc import BackendCompilerFailed
+def run_uncompilable_graphs(tell: Callable[[], None]) -> None:
+    """Has torch run a graph as it is where its backend cannot compile it, in this process and from now on.
 
-    return BackendCompilerFailed
+    Graph by graph: when the backend gives up none of it has run, while calling the whole model again would repeat what came
+    before a graph break.
+
+    Args:
+        tell: called for each such graph.
+
+    Source: torch/__init__.py (`_TorchCompileInductorWrapper.__call__` imports the name at each call), _dynamo/exc.py
+    (`BackendCompilerFailed`; other exceptions of its base steer the trace), read in 2.11.0 and 2.13.0.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch._inductor import compile_fx as imported
+
+    module: Any = imported
+    original: Callable[..., Any] = module.compile_fx
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def compile_fx(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(graph, *args, **kwargs)
+        except TorchDynamoException as error:
+            if not isinstance(error, BackendCompilerFailed):
+                raise
+        except Exception:  # noqa: BLE001 - whatever a compiler that is not there makes of it
+            pass
+        tell()
+        return graph
+
+    module.compile_fx = compile_fx
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> None:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cachepipe.domain.evidence import Work
+from cachepipe.errors import LateCompileError
 from cachepipe.importing import when_imported
 from cachepipe.runtime import backports, garbage
 from cachepipe.runtime.details import expected_graphs, restored_device, tell_misses
@@ -220,7 +221,9 @@ def _on_limit() -> None:
     if attached is None:
         return
     try:
-        attached.late_watch.limit(attached.changed)
+        attached.late_watch.limit(attached.changed, attached.is_ready)
+    except LateCompileError:
+        raise
     except Exception as error:  # noqa: BLE001 - the call is answered eager all the same
         say("attach", problem=f"recompile limit not told: {type(error).__name__}: {error}")
 
@@ -231,7 +234,7 @@ def _on_compile_start(args: Any) -> None:
         return
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
-    if attached.is_restored:
+    if attached.is_restored and not attached.is_ready:  # requests of other threads leave garbage too, of any size
         garbage.begin()
     _begin_attempts(attached)
     attached.recorder.hear()

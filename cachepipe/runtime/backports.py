@@ -214,7 +214,7 @@ class _Later:
         self._compiled, self._source = compiled, source
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):  # of ours, before they are there, or of Python's own
             raise AttributeError(name)
         made = self._compiled(self._source)
         self.__dict__.update(render=made.render)
@@ -239,7 +239,7 @@ def _take_recorded_digest(module: Any, root: str) -> None:
     library = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(module.__file__))), "_C", "libtriton.so")
     digest = recorded_digest(library, "triton")
     if digest is not None:
-        module.triton_key = with_known_digest(module.triton_key, module, library, digest)
+        module.triton_key = with_known_digest(module.triton_key, library, digest)
 
 
 def _is_config(config: Any, record: dict[str, Any]) -> bool:

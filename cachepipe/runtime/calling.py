@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -80,46 +81,79 @@ def called(spec: EntrySpec, model: Any) -> Any:
 
 
 @dataclasses.dataclass
-class _Held:
+class _Level:
+    """A value that some threads hold; those above it on the stack were asked for later."""
+
     wanted: Any
     put_back: Callable[[], None]
-    holders: int = 1
+    holders: list[int] = dataclasses.field(default_factory=list)
+    """Thread ids, one for each hold."""
 
 
 class ProcessWide:
     """A setting of the whole process, which several threads hold at once: what the first one found, the last one puts back.
 
-    A request that ended would else take the setting from another that is still computed.
+    A request that ended would else take the setting from another that is still computed. A context may end anywhere, also
+    where the garbage collector ends a generator while this very thread is in here: what is let go waits for whoever is at it.
     """
 
     def __init__(self, put: Callable[[Any], Callable[[], None]]) -> None:
         """Args:
         put: sets a value and returns what puts the earlier one back; does nothing where it is so already.
         """
-        self._put, self._held, self._lock = put, list[_Held](), threading.Lock()
-        os.register_at_fork(after_in_child=self._renew)
+        self._put, self._levels, self._let_go = put, list[_Level](), deque[tuple[_Level, int]]()
+        self._lock, self._is_busy = threading.RLock(), False
+        os.register_at_fork(after_in_child=self._after_fork)
 
-    def _renew(self) -> None:
-        """A thread that the child does not have may have held the lock."""
-        self._lock = threading.Lock()
+    @contextmanager
+    def held(self, wanted: Any) -> Iterator[None]:
+        """Has the value set inside."""
+        taken: list[tuple[_Level, int]] = []
+        try:
+            self._take(wanted, taken)
+            yield
+        finally:
+            self._let_go.extend(taken)
+            self._drain()
 
-    def hold(self, wanted: Any) -> Callable[[], None]:
-        """Sets the value; returns what lets go of it, to be called once, by any thread."""
+    def _take(self, wanted: Any, taken: list[tuple[_Level, int]]) -> None:
         with self._lock:
-            put_back = self._put(wanted)
-            if self._held and self._held[-1].wanted == wanted:
-                self._held[-1].holders += 1
-            else:
-                self._held.append(_Held(wanted, put_back))
-            held = self._held[-1]
+            was_busy, self._is_busy = self._is_busy, True
+            try:
+                put_back = self._put(wanted)
+                if not self._levels or self._levels[-1].wanted != wanted:
+                    self._levels.append(_Level(wanted, put_back))
+                level, thread = self._levels[-1], threading.get_ident()
+                taken.append((level, thread))
+                level.holders.append(thread)
+            finally:
+                self._is_busy = was_busy
+        self._drain()
 
-        def let_go() -> None:
-            with self._lock:
-                held.holders -= 1
-                while self._held and not self._held[-1].holders:
-                    self._held.pop().put_back()
+    def _drain(self) -> None:
+        with self._lock:
+            if self._is_busy:  # this thread, further down: it comes here when it is done
+                return
+            self._is_busy = True
+            try:
+                while self._let_go:
+                    level, thread = self._let_go.popleft()
+                    if thread in level.holders:
+                        level.holders.remove(thread)
+                    self._pop()
+            finally:
+                self._is_busy = False
 
-        return let_go
+    def _pop(self) -> None:
+        while self._levels and not self._levels[-1].holders:
+            self._levels.pop().put_back()
+
+    def _after_fork(self) -> None:
+        """Other threads, and what they held, are not in the child."""
+        self._lock, self._is_busy, own = threading.RLock(), False, threading.get_ident()
+        for level in self._levels:
+            level.holders = [thread for thread in level.holders if thread == own]
+        self._pop()
 
 
 def _put_precision(wanted: str) -> Callable[[], None]:
@@ -148,8 +182,8 @@ def calling_context(spec: EntrySpec) -> Iterator[None]:
     context = spec.context
     grad_modes = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
     with ExitStack() as stack:
-        stack.callback(_PRECISION.hold(context.matmul_precision))
-        stack.callback(_DETERMINISM.hold(context.deterministic))
+        stack.enter_context(_PRECISION.held(context.matmul_precision))
+        stack.enter_context(_DETERMINISM.held(context.deterministic))
         stack.enter_context(grad_modes[context.grad]())
         if context.autocast is not None:
             stack.enter_context(torch.autocast(spec.device, dtype=getattr(torch, context.autocast)))

@@ -8,6 +8,7 @@ new objects; a compile that lasts minutes is still swept.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,16 @@ def end() -> None:
             if gc.get_threshold() == (THRESHOLD, *_found[1:]):
                 gc.set_threshold(*_found)
             _found = None
+
+
+def _after_fork() -> None:
+    """The compiles of other threads are not in the child, and one of them may have held the lock."""
+    global _lock, _open
+    _lock, _open = threading.Lock(), 0
+    end()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

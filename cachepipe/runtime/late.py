@@ -7,6 +7,7 @@ warm call runs none of our frames.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class LateCompile:
     reason: str = ""
     """The guard that failed."""
     outcome: str = "compiled"
-    """`compiled`, `hit` (everything came from the cache), `refused` in strict mode, or `eager`: torch's recompile limit was
-    reached, and whatever else this function is called with runs eager unseen."""
+    """`compiled`, `hit` (everything came from the cache), `failed` (the call raises), `refused` in strict mode, or `eager`: torch's
+    recompile limit was reached, and whatever else this function is called with runs eager unseen."""
 
 
 class LateWatch:
@@ -47,6 +48,8 @@ class LateWatch:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._open: LateCompile | None = None
+        self._handled: BaseException | None = None
+        """What the caller was handling already when the compile began."""
         self._began = 0.0
         self._lookups = 0
         self.is_strict = os.environ.get("CACHEPIPE_STRICT", "").lower() in ("1", "true", "yes", "on")
@@ -71,21 +74,29 @@ class LateWatch:
         self._open = LateCompile(
             str(args.compile_id), dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason
         )
+        self._handled = sys.exc_info()[1]
         if self.is_strict:
             self._open.outcome = "refused"
-            is_restored = bool(os.environ.get("CACHEPIPE_RESTORED"))
-            remedy = late_remedy(what.reason, changed, is_restored)
-            raise late_compile_error(what, f"{remedy}, or unset CACHEPIPE_STRICT")
+            raise late_compile_error(what, self._remedy(what.reason, changed))
         self._recorder.start()
 
-    def limit(self, changed: tuple[str, ...]) -> None:
-        """At torch's recompile limit."""
-        from cachepipe.adapters.torch_compiling import compiling
+    def limit(self, changed: tuple[str, ...], is_ready: bool) -> None:
+        """At torch's recompile limit.
 
-        what = compiling()
-        self._keep(
-            LateCompile("-", dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason, outcome="eager")
-        )
+        Raises:
+            LateCompileError: as `begin`.
+        """
+        from cachepipe.adapters.torch_compiling import compiling, late_compile_error
+
+        what, is_refused = compiling(), self.is_strict and is_ready
+        outcome = "refused" if is_refused else "eager"
+        self._keep(LateCompile("-", dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason, outcome))
+        if is_refused:
+            raise late_compile_error(what, self._remedy(what.reason, changed))
+
+    def _remedy(self, reason: str, changed: tuple[str, ...]) -> str:
+        is_restored = bool(os.environ.get("CACHEPIPE_RESTORED"))
+        return f"{late_remedy(reason, changed, is_restored)}, or unset CACHEPIPE_STRICT"
 
     def end(self) -> None:
         """At the end callback, which torch also calls after `begin` has raised."""
@@ -97,6 +108,8 @@ class LateWatch:
             late.seconds = time.monotonic() - self._began
             seen = self._recorder.lookups[self._lookups :]
             late.outcome = "hit" if seen and all(one.outcome == "hit" for one in seen) else "compiled"
+            if sys.exc_info()[1] is not self._handled:
+                late.outcome = "failed"
             log = self._recorder.logs.get("-")
             late.sizes = late.sizes or (dict(log.sizes) if log else {})
         self._keep(late)

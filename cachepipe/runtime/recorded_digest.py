@@ -9,10 +9,11 @@ import base64
 import binascii
 import functools
 import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from glob import escape, glob
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 
@@ -24,7 +25,7 @@ def recorded_digest(path: str, package: str) -> str | None:
         path: the file, absolute, below the folder of the package.
         package: the folder's name, which is the distribution's too.
     """
-    site = path.partition(os.path.join(os.sep, package, ""))[0]
+    site = path.rpartition(os.path.join(os.sep, package, ""))[0]
     records = glob(os.path.join(escape(site), f"{package}-*.dist-info", "RECORD"))
     if len(records) != 1:
         return None
@@ -42,32 +43,23 @@ def recorded_digest(path: str, package: str) -> str | None:
     return found.hex() if is_as_installed and algorithm == "sha256" and len(found) == 32 else None
 
 
-def with_known_digest(function: Callable[[], str], module: Any, path: str, digest: str) -> Callable[[], str]:
+def with_known_digest(function: Callable[[], str], path: str, digest: str) -> Callable[[], str]:
     """Returns a function that hashes files of which one need not be read; all else it does as ever.
 
     Args:
-        function: of `module`, where it finds `open` and `hashlib`.
+        function: finds `open` and `hashlib` among its module's names. The result is a copy with its own, so that nothing of the
+            module changes, whatever else runs there.
         path: the file as the function names it.
         digest: its SHA-256.
     """
-
-    @functools.cache
-    @functools.wraps(function)
-    def quick() -> str:
-        names = {
-            "open": lambda name, *words: _Known(digest) if name == path else open(name, *words),  # noqa: SIM115
-            "hashlib": SimpleNamespace(sha256=_Hash),
-        }
-        before = {name: vars(module)[name] for name in names if name in vars(module)}
-        vars(module).update(names)
-        try:
-            return function()
-        finally:
-            for name in names:
-                del vars(module)[name]
-            vars(module).update(before)
-
-    return quick
+    plain: Any = inspect.unwrap(function)
+    names = {
+        **plain.__globals__,
+        "open": lambda name, *words: _Known(digest) if name == path else open(name, *words),  # noqa: SIM115
+        "hashlib": SimpleNamespace(sha256=_Hash),
+    }
+    copy = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+    return functools.cache(functools.wraps(plain)(copy))
 
 
 class _Known:

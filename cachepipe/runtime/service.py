@@ -28,7 +28,7 @@ from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.statement import EntryRecord, Statement, read_statement
 from cachepipe.errors import CachepipeError, UsageError
 from cachepipe.runtime import attach as attaching
-from cachepipe.runtime.calling import call, called, calling_context, compile_model, prepare
+from cachepipe.runtime.calling import call, calling_context, compile_model, prepare
 from cachepipe.runtime.details import details, differing_settings
 from cachepipe.runtime.garbage import rarely_collected
 from cachepipe.runtime.inputs import example_inputs
@@ -81,7 +81,9 @@ class Entry:
         def traced() -> Callable[..., Any]:
             with rarely_collected():  # torch.compile imports torch._dynamo
                 compiled = compile_model(spec, prepared, is_served=True)
-            return compiled if is_able else or_eager(compiled, called(spec, prepared), self.name)
+            if not is_able:
+                self._run_uncompilable_graphs()
+            return compiled
 
         if spec.engine != AOT:
             return traced()
@@ -91,6 +93,20 @@ class Entry:
         listener = attaching.engine_listener(spec.id)
         replays = replays_graphs(spec.device, spec.mode, spec.options)
         return engine_model(prepared, folder, spec.device, listener, traced, replays)
+
+    def _run_uncompilable_graphs(self) -> None:
+        """For images without a compiler: what the artifact lacks runs eager, the first time with a line on stderr."""
+        from cachepipe.adapters.torch_settings import run_uncompilable_graphs
+
+        said: list[bool] = []
+
+        def tell() -> None:
+            if not said:
+                said.append(True)
+                reason = "not in the artifact, and there is no C++ compiler on PATH"
+                attaching.say("compile", entry=self.name, outcome="eager", reason=reason)
+
+        run_uncompilable_graphs(tell)
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -141,30 +157,6 @@ class Entry:
     def covered(self, **dims: int) -> bool:
         """Tells whether a call with these sizes finds its graphs in the artifact; False on a cold start."""
         return self.spec is not None and is_covered(self.spec, dims)
-
-
-def or_eager(compiled: Callable[..., Any], eager: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns `compiled`, which answers by `eager` where its backend cannot compile; the first time with a line on stderr.
-
-    For images without a compiler only: the wrapper costs one Python frame a call.
-    """
-    from cachepipe.adapters.torch_settings import compile_failure
-
-    failure = compile_failure()
-    has_spoken = False
-
-    def call_either(*args: Any, **kwargs: Any) -> Any:
-        nonlocal has_spoken
-        try:
-            return compiled(*args, **kwargs)
-        except failure:
-            if not has_spoken:
-                has_spoken = True
-                reason = "not in the artifact, and there is no C++ compiler on PATH"
-                attaching.say("compile", entry=name, outcome="eager", reason=reason)
-            return eager(*args, **kwargs)
-
-    return call_either
 
 
 def entry(name: str, *, dtype: str | None = None, mode: str | None = None) -> Entry:

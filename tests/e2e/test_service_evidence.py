@@ -108,6 +108,42 @@ def keys(root: Path) -> set[str]:
     return found
 
 
+def test_beyond_torchs_limit_a_call_is_eager_and_told_once_or_refused_in_strict_mode_and_a_failed_one_is_no_compile(
+    tmp_path: Path,
+) -> None:
+    body = f"""{WARM}
+import json, torch._dynamo
+torch._dynamo.config.recompile_limit = 1
+answers = [tuple(ask(size).shape)[0] for size in (5, 6, 4, 5)]
+cachepipe.attach(strict=True)
+torch._dynamo.reset()
+torch._dynamo.config.recompile_limit = 0
+for size in (5, 6):
+    try:
+        ask(size)
+    except Exception as error:
+        answers.append(type(error).__name__)
+cachepipe.attach(strict=False)
+torch._dynamo.reset()
+torch._dynamo.config.recompile_limit = 8
+try:
+    raise KeyError  # which the service is about to handle when the next call compiles
+except KeyError:
+    ask(4)
+try:
+    model(torch.ones(4, 7))
+except Exception as error:
+    answers.append(isinstance(error, (RuntimeError, torch._dynamo.exc.TorchRuntimeError)))
+print(json.dumps([answers, [late["outcome"] for late in cachepipe.report()["late_compiles"]]]))
+"""
+    done = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    answers, outcomes = json.loads(done.stdout)
+    assert answers == [5, 6, 4, 5, "LateCompileError", "LateCompileError", True]
+    assert outcomes[:3] == ["eager", "refused", "refused"]
+    assert outcomes[3] in ("hit", "compiled") and outcomes[4:] == ["failed"], outcomes
+
+
 def test_case_m2_a_recorded_process_finds_what_plain_torch_built_and_builds_the_same_keys(tmp_path: Path) -> None:
     plain = run(tmp_path, "serve()\nassert 'cachepipe.runtime.recorder' not in sys.modules", CACHEPIPE_ATTACH="")
     assert plain.returncode == 0, plain.stderr

@@ -57,6 +57,24 @@ def test_a_hook_for_a_module_in_the_middle_of_its_import_runs_at_the_next_import
     assert importing._finder not in sys.meta_path
 
 
+def test_the_import_that_runs_the_last_overdue_hook_finds_built_in_modules_too(folder: Path) -> None:
+    (folder / "now_loading.py").write_text("import ask_again\n")
+    (folder / "ask_again.py").write_text("ask()\n")
+    seen: list[str] = []
+    vars(builtins)["ask"] = partial(importing.when_imported, "now_loading", lambda module: seen.append(module.__name__))
+    try:
+        import now_loading  # type: ignore[import-not-found]  # noqa: F401
+    finally:
+        del vars(builtins)["ask"]
+    found = sys.modules.pop("_ast")
+    try:
+        import _ast
+    finally:
+        sys.modules["_ast"] = found
+    assert seen == ["now_loading"] and _ast.AST
+    assert importing._finder not in sys.meta_path
+
+
 def test_an_error_in_a_hook_does_not_reach_the_importer(folder: Path) -> None:
     (folder / "late_two.py").write_text("value = 1\n")
 

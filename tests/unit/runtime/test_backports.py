@@ -175,6 +175,12 @@ import torch._inductor.select_algorithm
 from torch._inductor.codegen.common import KernelTemplate
 print(len(made))
 template = KernelTemplate._template_from_string("{{{{ x }}}}!")
+if {applies!r}:
+    import copy
+    hollow = type(template).__new__(type(template))
+    assert copy.copy(template).render(x=1) == "1!" and not hasattr(hollow, "_compiled")
+    made.clear()
+    template = KernelTemplate._template_from_string("{{{{ x }}}}!")
 print(template.render(x=2), template.render(x=3), made.count("{{{{ x }}}}!"), bool(template), template.name)
 KernelTemplate._template_from_string("{{{{").render()
 """

@@ -6,11 +6,12 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 
 import pytest
@@ -142,8 +143,6 @@ STATES: dict[str, list[Callable[[], None]]] = {
     "high, told otherwise": [older("high"), switch("mkldnn.matmul", "bf16"), switch("cuda.matmul", "ieee")],
     "highest, told otherwise": [older("highest"), switch("mkldnn.matmul", "tf32"), switch("cuda.matmul", "tf32")],
 }
-ALLOW_LESS = ("newer  tf32", "newer mkldnn tf32", "newer cudnn tf32")
-"""Where `none` would follow a switch for more than a GPU's products."""
 
 
 def untold() -> str:
@@ -169,7 +168,7 @@ def test_whatever_a_service_had_set_of_precision_is_told_alike_after_the_context
         with calling_context(spec_of("small", context=Context("inference_mode", None, wanted, False))):
             assert ambient_settings("cpu")["matmul precision"] == torch.get_float32_matmul_precision() == wanted
             switched = precisions()["cuda.matmul"]
-            assert switched == ("tf32" if wanted != "highest" else "ieee" if name in ALLOW_LESS else "none")
+            assert switched == ("tf32" if wanted != "highest" else "none"), "what a build in a new process has"
         assert precisions() == before
     assert untold() == hidden
 
@@ -241,18 +240,126 @@ def test_threads_that_enter_and_leave_at_any_time_never_see_another_precision_in
         assert set().union(*pool.map(request, range(4))) == {("highest", "none")}
 
 
+def ended(child: int) -> bool:
+    """Tells whether a forked child ends well and soon."""
+    deadline = time.monotonic() + 20
+    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+    return status[1] == 0
+
+
+class Value:
+    """A setting that is easy to look at; `on_put` runs while it is set."""
+
+    def __init__(self, on_put: Callable[[], None] = lambda: None) -> None:
+        self.now, self.on_put = "found", on_put
+
+    def put(self, wanted: str) -> Callable[[], None]:
+        before, self.now = self.now, wanted
+        self.on_put()
+        return lambda: setattr(self, "now", before)
+
+
 def test_a_lock_that_another_thread_held_at_a_fork_does_not_stop_the_child() -> None:
-    shared = ProcessWide(lambda _: lambda: None)
+    shared = ProcessWide(Value().put)
     with shared._lock:
         child = os.fork()
         if not child:
-            shared.hold(1)()
-            os._exit(0)
-    deadline = time.monotonic() + 20
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            pytest.fail("the child waits for ever")
+            with shared.held("a"):
+                os._exit(0)
+    assert ended(child)
+
+
+def test_a_child_of_a_fork_keeps_what_its_own_thread_holds_and_puts_back_what_others_did() -> None:
+    value = Value()
+    shared, inside, end = ProcessWide(value.put), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with shared.held("theirs"):
+            inside.set()
+            end.wait(20)
+
+    for holds in (False, True):
+        inside.clear()
+        end.clear()
+        thread = threading.Thread(target=other)
+        with shared.held("ours") if holds else nullcontext():
+            thread.start()
+            assert inside.wait(20)
+            child = os.fork()
+            if not child:
+                os._exit(0 if value.now == ("ours" if holds else "found") else 1)
+            assert ended(child)
+            end.set()
+            thread.join()
+        assert value.now == "found"
+
+
+def test_a_generator_that_the_collector_ends_while_its_thread_takes_a_setting_stops_nothing() -> None:
+    value = Value()
+    shared = ProcessWide(value.put)
+
+    def requests() -> Iterator[None]:
+        with shared.held("a"):
+            yield
+
+    def work() -> None:
+        for wanted in ("a", "b", "a"):
+            suspended = requests()
+            next(suspended)
+            value.on_put = suspended.close
+            with shared.held(wanted):
+                assert value.now == wanted
+            value.on_put = lambda: None
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and value.now == "found" and not shared._levels
+
+
+def test_a_setting_that_cannot_be_set_or_is_interrupted_is_held_by_nobody() -> None:
+    value = Value()
+    shared = ProcessWide(value.put)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with shared.held("a"):
+        value.on_put = fail
+        with pytest.raises(KeyboardInterrupt), shared.held("b"):
+            pass
+        value.on_put = lambda: None
+    assert not shared._levels
+    with shared.held("c"):
+        pass
+    assert not shared._levels and not shared._let_go
+
+
+def test_requests_that_a_signal_ends_anywhere_hold_nothing_afterwards() -> None:
+    value = Value()
+    shared = ProcessWide(value.put)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    ends = 0
+    try:
+        for number in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 40 * 0.000005)
+                while True:
+                    with shared.held("a"):
+                        pass
+            except KeyboardInterrupt:
+                ends += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ends == 400
+    with shared.held("b"):
+        assert value.now == "b"
+    assert len(shared._levels) <= 1, "what an interrupt between two steps of Python may leave does not add up"
 
 
 @pytest.mark.usefixtures("reset")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from cachepipe.runtime import garbage
 from cachepipe.runtime.garbage import THRESHOLD, begin, end, rarely_collected
 
 USUAL = (700, 10, 10)
@@ -73,3 +77,19 @@ def test_what_the_service_sets_meanwhile_stays(own: tuple[int, int, int]) -> Non
     with rarely_collected():
         gc.set_threshold(*own)
     assert gc.get_threshold() == own
+
+
+def test_a_child_that_is_forked_while_a_compile_is_open_or_the_lock_is_held_collects_as_ever_and_can_compile() -> None:
+    with rarely_collected(), garbage._lock:
+        child = os.fork()
+        if not child:
+            usual = gc.get_threshold() == USUAL
+            with rarely_collected():
+                held = gc.get_threshold()[0] == THRESHOLD
+            os._exit(0 if usual and held and gc.get_threshold() == USUAL else 1)
+    deadline = time.monotonic() + 20
+    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child waits for ever")
+    assert status[1] == 0 and gc.get_threshold() == USUAL

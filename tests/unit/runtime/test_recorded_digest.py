@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import shutil
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cachepipe.runtime import backports
-from cachepipe.runtime.recorded_digest import recorded_digest, with_known_digest
+from cachepipe.runtime.recorded_digest import recorded_digest
 
 DATA = os.urandom(3 << 20)
 CACHE = """
@@ -157,12 +159,25 @@ def test_without_the_library_the_key_fails_as_ever(site: Path) -> None:
         patched(site).triton_key()
 
 
-def test_a_key_that_fails_leaves_the_module_as_it_was() -> None:
-    module = types.ModuleType("m")
+def test_a_key_that_fails_fails_as_ever_and_leaves_the_module_as_it_was(site: Path) -> None:
+    module = patched(site)
+    before = dict(vars(module))
+    (site / "triton" / "language.py").unlink()
+    with pytest.raises(FileNotFoundError):
+        module.triton_key()
+    assert vars(module) == {**before, "reads": module.reads}
 
-    def fails() -> str:
-        raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError):
-        with_known_digest(fails, module, "/x", "00")()
-    assert not {"open", "hashlib"} & vars(module).keys()
+def test_threads_that_ask_at_once_all_get_the_key(site: Path) -> None:
+    wanted = loaded(site).triton_key()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(10):
+            quick = patched(site)
+            assert set(pool.map(lambda _, ask=quick.triton_key: ask(), range(8))) == {wanted}
+
+
+def test_a_site_below_a_folder_of_the_same_name_is_found(site: Path) -> None:
+    below = site / "triton" / "venv"
+    shutil.copytree(site, below, ignore=shutil.ignore_patterns("venv"))
+    os.utime(library(below), (1, 1))
+    assert recorded_digest(str(library(below)), "triton") == hashlib.sha256(DATA).hexdigest()

@@ -70,19 +70,54 @@ sys.path[:0] = {path!r}
 import torch
 import case_models
 from cachepipe.adapters.torch_settings import can_compile
-from cachepipe.runtime.service import or_eager
+from cachepipe.runtime.service import Entry
 
 assert not can_compile({root!r})
-model = case_models.small().eval().requires_grad_(False)
-either = or_eager(torch.compile(model, dynamic=False, fullgraph=True), model, "small")
+Entry("small", None)._run_uncompilable_graphs()
+Entry("small", None)._run_uncompilable_graphs()
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.log = 0, []
+    def forward(self, x):
+        y = torch.relu(x) + 1
+        self.calls += 1
+        self.log.append(len(x))  # twice if the whole call were repeated
+        torch._dynamo.graph_break()
+        return torch.tanh(y) * self.calls
+
+def wrong():
+    raise ZeroDivisionError
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        wrong()
+
 with torch.inference_mode():
-    for batch in (2, 3):
-        x = torch.ones(batch, 8)
-        assert torch.equal(either(x), model(x))
+    for fullgraph in (True, False):
+        torch._dynamo.reset()
+        model = case_models.small().eval().requires_grad_(False)
+        compiled = torch.compile(model, dynamic=False, fullgraph=fullgraph)
+        for batch in (2, 3):
+            x = torch.ones(batch, 8)
+            assert torch.equal(compiled(x), model(x))
+    counts, eager = Counts(), Counts()
+    compiled = torch.compile(counts, dynamic=False)
+    for batch in (2, 3, 2):
+        x = torch.linspace(-1, 1, batch * 8).reshape(batch, 8)
+        assert torch.equal(compiled(x), eager(x))
+    assert (counts.calls, counts.log) == (eager.calls, eager.log) == (3, [2, 3, 2])
+    try:
+        torch.compile(Fails(), dynamic=False)(torch.ones(1))
+    except ZeroDivisionError:
+        print("theirs")
+model = case_models.small()
+torch.compile(model, dynamic=False)(torch.ones(5, 8)).sum().backward()
+print(all(one.grad is not None for one in model.parameters()))
 """
 
 
-def test_a_shape_that_nothing_can_compile_is_answered_eager_with_one_line(tmp_path: Path) -> None:
+def test_a_graph_that_nothing_can_compile_runs_eager_once_with_one_line_whatever_came_before_it(tmp_path: Path) -> None:
     stand_in = tmp_path / "root" / ".cachepipe" / "bin"
     stand_in.mkdir(parents=True)
     (stand_in / "g++").write_text("#!/bin/sh\nexit 1\n")
@@ -98,4 +133,5 @@ def test_a_shape_that_nothing_can_compile_is_answered_eager_with_one_line(tmp_pa
         [sys.executable, "-c", code], env=env, capture_output=True, check=False, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["theirs", "True"]
     assert done.stderr.count("cachepipe compile entry=small outcome=eager") == 1
