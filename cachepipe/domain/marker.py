@@ -5,8 +5,11 @@
 
     {"bytes":660000,"channel":"stable","cpu_isa":"","expires_at":"2026-12-14T10:00:00Z","files":
      [["inductor/ab/cab.py",12,"1796000000000000000","4711","<sha256>"],…],"format":1,"has_compiler_stub":false,
-     "host":"<digest>","index_created_at":"2026-11-30T10:00:00Z","index_ends_at":"2026-12-14T10:00:00Z","index_version":42,"names":["text-encoder"],"root":"/var/cache/cachepipe/text-encoder","policy":"<sha256>","statements":["<sha256>"],"trust":"signed",
-     "variables":{"TORCHINDUCTOR_VEC_ISA_OK":"1"}}
+     "host":"<digest>","index_created_at":"2026-11-30T10:00:00Z","index_ends_at":"2026-12-14T10:00:00Z","index_version":42,"names":["text-encoder"],"policy":"<sha256>","root":"/var/cache/cachepipe/text-encoder",
+     "seal":"<sha256>","statements":["<sha256>"],"trust":"signed","variables":{"TORCHINDUCTOR_VEC_ISA_OK":"1"}}
+
+`seal` is the SHA-256 of these bytes with an empty seal: of all files of the folder this is the one that no other vouches for, and a
+flipped bit in a variable would start the service cold without a word. Markers of before it was kept have none.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import NamedTuple
 
 from cachepipe.domain.index import age_warning
 from cachepipe.domain.limits import LIMITS, Limits
-from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, to_json
+from cachepipe.domain.record import Json, canonical_bytes, from_json, parse_json, sha256, to_json
 from cachepipe.errors import IntegrityError
 
 FORMAT = 1
@@ -29,6 +32,8 @@ STATEMENTS = ".cachepipe/statements"
 ENVELOPES = ".cachepipe/envelopes"
 """Their envelopes, by which they can be judged anew without a store, as `<digest>.json`."""
 BIN = ".cachepipe/bin"
+_NO_SEAL = b'"seal":""'
+"""Found once: inside a text its quotes would be escaped."""
 
 
 class MarkedFile(NamedTuple):
@@ -90,23 +95,33 @@ class Marker:
 
 
 def marker_bytes(marker: Marker) -> bytes:
-    """Returns the canonical bytes of a marker."""
+    """Returns the canonical bytes of a marker, sealed."""
     rows = [[f.path, f.size_bytes, str(f.mtime_ns), str(f.inode), f.sha256] for f in marker.files]
-    return canonical_bytes({**to_json(replace(marker, files=())), "files": rows})
+    data = canonical_bytes({**to_json(replace(marker, files=())), "files": rows, "seal": ""})
+    return data.replace(_NO_SEAL, _seal(sha256(data)), 1)
 
 
 def read_marker(data: bytes, limits: Limits = LIMITS) -> Marker:
     """Returns the marker in `data`.
 
     Raises:
-        IntegrityError: not strict, of an unknown format, or a file row of a wrong form.
+        IntegrityError: not strict, of an unknown format, not as it was sealed, or a file row of a wrong form.
     """
     tree = parse_json(data, "marker", limits.table_raw_bytes)
+    if isinstance(tree, dict) and "seal" in tree:
+        seal = str(tree.pop("seal"))
+        found = sha256(data.replace(_seal(seal), _NO_SEAL, 1))
+        if found != seal:
+            raise IntegrityError("marker", "changed since it was written", wanted=seal, found=found)
     rows = tree.pop("files", None) if isinstance(tree, dict) else None
     if not isinstance(rows, list) or tree.get("format") != FORMAT:
         raise IntegrityError("marker", "not a marker of this format", wanted=FORMAT, found=str(tree)[:40])
     marker = from_json(Marker, {**tree, "files": []}, "marker")
     return replace(marker, files=tuple(_read_row(row) for row in rows))
+
+
+def _seal(digest: str) -> bytes:
+    return b'"seal":"%s"' % digest.encode()
 
 
 def _read_row(row: Json) -> MarkedFile:

@@ -508,6 +508,7 @@ def test_a_marker_without_its_dates_is_used_and_warns_of_nothing_that_it_does_no
     run_restore(tmp_path, *words(demo, "--trust", file))
     path = Path(demo.root, ".cachepipe/marker.json")
     tree = json.loads(path.read_text())
+    del tree["seal"]  # the markers of then had none
     for name in ("index_created_at", "index_ends_at"):
         assert tree.pop(name)
         if harm == "no time":

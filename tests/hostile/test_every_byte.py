@@ -1,4 +1,4 @@
-"""Every byte and every truncation of a statement, an index, a file table and a trust policy (T-FLIP)."""
+"""Every byte and every truncation of a statement, an index, a file table, a marker and a trust policy (T-FLIP)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import zstandard
 from cachepipe.adapters.packs import open_blob
 from cachepipe.domain.artifact import check_path, read_table
 from cachepipe.domain.index import PAYLOAD_TYPE, first_index
+from cachepipe.domain.marker import marker_bytes, read_marker
 from cachepipe.domain.policy import ChannelRule, policy_bytes, read_policy
 from cachepipe.domain.statement import statement_bytes
 from cachepipe.domain.trust import STATEMENT_PAYLOAD_TYPE, check_keys, open_envelope, verify
@@ -97,6 +98,15 @@ def test_a_damaged_table_under_a_new_digest_is_refused_or_as_safe_as_before(pack
         assert table.unpacked_bytes == good.unpacked_bytes
         for row in table.files:
             check_path(row.path)
+
+
+def test_no_damage_of_a_marker_is_accepted() -> None:
+    frozen = Path(__file__).resolve().parents[1] / "compat/format-1/marker.json"
+    data = marker_bytes(read_marker(frozen.read_bytes()))
+    assert read_marker(data)
+    for bad in damaged(data):
+        with pytest.raises(IntegrityError):
+            read_marker(bad)
 
 
 def test_a_damaged_policy_is_refused_or_says_something_else(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ MARKER = Marker(
 )
 
 
+def tree_of(marker: Marker) -> dict[str, Any]:
+    """Returns a marker as it was written before markers were sealed."""
+    tree: dict[str, Any] = json.loads(marker_bytes(marker))
+    del tree["seal"]
+    return tree
+
+
 def test_a_marker_comes_back_as_it_was() -> None:
     assert read_marker(marker_bytes(MARKER)) == MARKER
     assert marker_bytes(read_marker(marker_bytes(MARKER))) == marker_bytes(MARKER)
@@ -51,7 +58,7 @@ def test_a_marker_comes_back_as_it_was() -> None:
     ],
 )
 def test_a_marker_of_another_form_is_refused(field: str, value: Any) -> None:
-    tree = {**json.loads(marker_bytes(MARKER)), field: value}
+    tree = {**tree_of(MARKER), field: value}
     with pytest.raises(IntegrityError):
         read_marker(json.dumps(tree).encode())
 
@@ -63,11 +70,28 @@ def test_a_cut_marker_is_refused(data: bytes) -> None:
 
 
 def test_a_marker_of_before_dates_were_kept_is_read() -> None:
-    tree = json.loads(marker_bytes(MARKER))
+    tree = tree_of(MARKER)
     del tree["index_created_at"], tree["index_ends_at"]
     old = read_marker(json.dumps(tree).encode())
     assert old == replace(MARKER, index_created_at="", index_ends_at="")
     assert old.age_warning(datetime(2026, 12, 13, tzinfo=timezone.utc)) == ""
+
+
+def test_a_marker_of_before_it_was_sealed_is_read_and_sealed_when_it_is_written_anew() -> None:
+    old = read_marker(json.dumps(tree_of(MARKER)).encode())
+    assert old == MARKER
+    assert json.loads(marker_bytes(old))["seal"] == json.loads(marker_bytes(MARKER))["seal"] != ""
+
+
+@pytest.mark.parametrize("seal", ["", "0" * 64, 7, None, [], "\ud800", '"'])
+def test_a_marker_with_another_seal_is_refused(seal: Any) -> None:
+    with pytest.raises(IntegrityError, match="marker"):
+        read_marker(json.dumps({**tree_of(MARKER), "seal": seal}).encode())
+
+
+def test_a_file_may_have_a_name_that_looks_like_a_seal() -> None:
+    odd = replace(MARKER, files=(MarkedFile('inductor/"seal":""', 3, 4, 5, "b" * 64), *MARKER.files))
+    assert read_marker(marker_bytes(odd)) == odd
 
 
 def test_from_the_middle_of_the_life_of_its_index_on_a_marker_warns() -> None:
