@@ -74,6 +74,37 @@ class Published:
         return {path: data.replace(self.root.encode(), folder.encode()) for path, data in self.files.items()}
 
 
+def packed_release(
+    work: Path, name: str, root: str, files: Mapping[str, bytes], explain_data: Json = None, **changes: object
+) -> tuple[PackedArtifact, FileTable]:
+    """Returns a release of these files that fits this machine, packed below `work`; arguments as of `publish_release`."""
+    tree = write_tree(work / "tree", files)
+    (work / "blobs").mkdir()
+    packed = pack_tree(tree, dict.fromkeys(files, (0,)), root, work / "blobs")
+    now = datetime.now(timezone.utc)
+    statement = Statement(
+        format=FORMAT,
+        artifact=ulid(now, os.urandom(10)),
+        release=name,
+        root=root,
+        created_at=timestamp(now),
+        device="cpu",
+        fingerprint=builder_fingerprint("cpu", has_native_code=False).parts,
+        entries=(entry_record(entry_spec()),),
+        packs=packed.packs,
+        table=packed.table_blob,
+        explain=write_blob(json.dumps(explain_data or {}).encode(), work / "blobs", LIMITS.explain_raw_bytes),
+        files=len(packed.table.files),
+        unpacked_bytes=packed.table.unpacked_bytes,
+        tuned_bytes=1_000_000,
+        variables={"TORCHINDUCTOR_VEC_ISA_OK": "1"},
+        compiler={},
+        gates={"min_hit_rate": 1.0},
+        builder={"cachepipe": "0.1.0"},
+    )
+    return PackedArtifact(replace(statement, **changes), work / "blobs"), packed.table  # type: ignore[arg-type]
+
+
 def publish_release(
     base: Path,
     name: str = "demo",
@@ -100,38 +131,14 @@ def publish_release(
     root = root or str(base / "cache" / name)
     files = files if files is not None else tree_files(root, number)
     work = base / f"work-{name}-{number}-{time.monotonic_ns()}"
-    tree = write_tree(work / "tree", files)
-    (work / "blobs").mkdir()
-    packed = pack_tree(tree, dict.fromkeys(files, (0,)), root, work / "blobs")
-    now = datetime.now(timezone.utc)
-    statement = Statement(
-        format=FORMAT,
-        artifact=ulid(now, os.urandom(10)),
-        release=name,
-        root=root,
-        created_at=timestamp(now),
-        device="cpu",
-        fingerprint=builder_fingerprint("cpu", has_native_code=False).parts,
-        entries=(entry_record(entry_spec()),),
-        packs=packed.packs,
-        table=packed.table_blob,
-        explain=write_blob(json.dumps(explain_data or {}).encode(), work / "blobs", LIMITS.explain_raw_bytes),
-        files=len(packed.table.files),
-        unpacked_bytes=packed.table.unpacked_bytes,
-        tuned_bytes=1_000_000,
-        variables={"TORCHINDUCTOR_VEC_ISA_OK": "1"},
-        compiler={},
-        gates={"min_hit_rate": 1.0},
-        builder={"cachepipe": "0.1.0"},
-    )
-    statement = replace(statement, **changes)  # type: ignore[arg-type]
+    packed, table = packed_release(work, name, root, files, explain_data, **changes)
     store = LocalStore(base / "store", trust)
     if trust == NO_CHOICE:
         dev_key(store.root, lambda: new_key("d"))  # one for all folder stores, which a policy can list
-    row = publish(store, name, "stable", PackedArtifact(statement, work / "blobs"), now)
+    row = publish(store, name, "stable", packed, datetime.now(timezone.utc))
     lock = base / f"{name}.lock"
     lock.write_bytes(lock_bytes(Lock(LOCK_FORMAT, name, "stable", 1, (row,), root)))
-    return Published(store, name, root, row, statement, packed.table, files, str(lock))
+    return Published(store, name, root, row, packed.statement, table, files, str(lock))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from cachepipe.adapters import s3 as s3_boto3
 from cachepipe.adapters.packs import pack_tree  # noqa: F401
 from cachepipe.adapters.store import Store
 from cachepipe.domain.collect import Floors
-from cachepipe.errors import ConflictError, IntegrityError, MissError
+from cachepipe.errors import CachepipeError, ConflictError, IntegrityError, MissError
 from cachepipe.workflows import channels, collect, mirror
 from cachepipe.workflows import publish as publishing
 from cachepipe.workflows.fetch import newest, read_artifact, read_index_version
 from tests.support import s3
+from tests.support import soak as steps
 from tests.support.artifacts import CPU_PARTS, NOW, make_artifact
+from tests.support.soak import start_service  # noqa: F401 - started by its name
 
 LIMIT_S = 3600.0
 BEGAN = time.monotonic()
@@ -72,6 +74,14 @@ def gc(url: str) -> None:
 
 def copy(source: str, target: str) -> None:
     mirror.copy(s3.opened(source), s3.opened(target), (), ())
+
+
+def soak(url: str, root: str, step: str, number: int, has_room: bool) -> None:
+    """Takes one step of the soak; what became of it the store tells."""
+    try:
+        steps.take(s3.opened(url), root, step, number, has_room)
+    except CachepipeError:
+        pass
 
 
 # --- the stress of gc: everybody at once, until a file says stop ------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 FEWEST = {
     "T-CONTRACT": 15, "T-HOST": 2, "T-FLIP": 6, "T-PROP": 12, "T-TUF": 57, "T-KEY": 57, "T-BOMB": 12, "T-DIR": 24,
-    "T-FAULT": 3, "T-EXEC": 5, "T-EXIT": 2, "T-IAM": 10, "T-COMPAT": 4, "T-DAMAGE": 2,
+    "T-FAULT": 3, "T-EXEC": 5, "T-EXIT": 2, "T-IAM": 10, "T-COMPAT": 4, "T-DAMAGE": 2, "T-SOAK": 1,
 }  # fmt: skip
 """Suite → test functions; most have parameters, T-HOST generates its thousand cases. T-TUF and T-KEY share a file: 45 and 12."""
 
