@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from cachepipe.adapters import cachedir
-from cachepipe.adapters.cold_folder import sweep_cold
+from cachepipe.adapters.cold_folder import SWEEP_S, sweep_cold
 from cachepipe.adapters.execute import check_variables, write_compiler_stub
 from cachepipe.adapters.materialise import fetching
 from cachepipe.adapters.store import Store, TrustChoice, open_store, view
@@ -110,15 +110,14 @@ def restore_absent(request: RestoreRequest) -> RestoreOutcome:
         reached("restore.after_place")
         # 6 write
         temporary = cachedir.temporary_sibling(place.folder)
-        with suppress(RuntimeError):  # no thread to be had: what is old waits for the next restore
-            threading.Thread(target=_sweep, args=(place.folder, request.environment), daemon=True).start()
         try:
-            written = _write(store, statements, Path(temporary), place.folder, request.deadline)
-            # 7 finish
-            own = _finish(Path(temporary), artifacts, marker, place.folder, written)
-            # 8 swap
-            cachedir.swap_in(temporary, place.folder, request.deadline)
-            reached("restore.after_swap")
+            with _sweeping(place.folder, request):
+                written = _write(store, statements, Path(temporary), place.folder, request.deadline)
+                # 7 finish
+                own = _finish(Path(temporary), artifacts, marker, place.folder, written)
+                # 8 swap
+                cachedir.swap_in(temporary, place.folder, request.deadline)
+                reached("restore.after_swap")
         except BaseException:
             _remove(temporary)
             raise
@@ -307,6 +306,18 @@ def _written(path: Path, tree: Path) -> MarkedFile:
     facts = os.lstat(path)
     digest = sha256(path.read_bytes())
     return MarkedFile(str(path.relative_to(tree)), facts.st_size, facts.st_mtime_ns, facts.st_ino, digest)
+
+
+@contextmanager
+def _sweeping(folder: str, request: RestoreRequest) -> Iterator[None]:
+    """Removes what earlier starts left while a tree is written, and for a moment more: a busy restore leaves a thread beside it little
+    time, and replaced trees would pile up."""
+    sweeper = threading.Thread(target=_sweep, args=(folder, request.environment), daemon=True)
+    with suppress(RuntimeError):  # no thread to be had: what is old waits for the next restore
+        sweeper.start()
+    yield
+    if sweeper.is_alive():
+        sweeper.join(max(0.0, min(SWEEP_S, request.deadline - time.monotonic())))
 
 
 def _sweep(folder: str, environment: Mapping[str, str]) -> None:
