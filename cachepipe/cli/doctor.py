@@ -20,6 +20,7 @@ Examples:
   cachepipe doctor
   cachepipe doctor file:///srv/ml-cache --name encoder --channel stable
   cachepipe doctor file:///srv/ml-cache --probe --json
+  cachepipe doctor --name encoder --files
 
 Exits with 18 if a verdict is `fail`: a start here will not be warm."""
 
@@ -31,6 +32,9 @@ Exits with 18 if a verdict is `fail`: a start here will not be warm."""
 @option("--cache-root", type=FOLDER, metavar="DIR", help="Where services restore. [default: /var/cache/cachepipe]")
 @option("--state-dir", type=FOLDER, metavar="DIR", help="Where attempts are noted. [default: .state in the cache root]")
 @option("--probe", "probes_store", is_flag=True, help="Write one object twice into the store, and remove it.")
+@option(
+    "--files", "reads_files", is_flag=True, help="Compare every byte of what is restored here with what was restored."
+)
 @trust_options
 @json_option
 def doctor_command(is_json: bool, cache_root: Path | None, state_dir: Path | None, **options: Any) -> int:

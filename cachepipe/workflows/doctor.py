@@ -38,6 +38,7 @@ from cachepipe.domain.quiet import THROTTLES
 from cachepipe.errors import CachepipeError
 from cachepipe.runtime import attempts, backports
 from cachepipe.workflows.doctor_ask import Question, answers
+from cachepipe.workflows.doctor_files import file_checks
 from cachepipe.workflows.doctor_store import store_checks
 from cachepipe.workflows.host import host_tag
 
@@ -71,6 +72,8 @@ class DoctorRequest:
     state_dir: str | None = None
     """None: `<cache_root>/.state`."""
     probes_store: bool = False
+    reads_files: bool = False
+    """Compare every byte of the restored folders."""
     trust: TrustChoice = NO_CHOICE
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -96,7 +99,7 @@ def doctor(request: DoctorRequest, now: datetime) -> Checkup:
             Question("folders", name, partial(_cache_folder, name, path, environment))
             for name, path in _cache_folders(root, environment).items()
         ),
-        Question("folders", "restored", lambda: _all_marked(root, names, environment)),
+        Question("folders", "restored", lambda: _all_marked(request)),
         Question("quarantine", "starts", lambda: _quarantine(request)),
     ]
     of_store = store_checks(request.store, names, request.channel, now, request.probes_store, request.trust)
@@ -308,15 +311,16 @@ def _restored(root: str, names: tuple[str, ...]) -> list[Path]:
     return [path for path in folders if not names or path.name in names]
 
 
-def _all_marked(root: str, names: tuple[str, ...], environment: Mapping[str, str]) -> list[Check]:
-    return [check for folder in _restored(root, names) for check in _marked(folder, environment)]
+def _all_marked(request: DoctorRequest) -> list[Check]:
+    folders = _restored(request.cache_root, request.names)
+    return [check for folder in folders for check in _marked(folder, request.environment, request.reads_files)]
 
 
 def _read_marker(folder: Path) -> markers.Marker:
     return markers.read_marker(cachedir.read_own(str(folder / markers.PATH), LIMITS.table_raw_bytes))
 
 
-def _marked(folder: Path, environment: Mapping[str, str]) -> list[Check]:
+def _marked(folder: Path, environment: Mapping[str, str], reads_files: bool) -> list[Check]:
     name = f"restored {folder.name}"
     try:
         marker = _read_marker(folder)
@@ -332,7 +336,7 @@ def _marked(folder: Path, environment: Mapping[str, str]) -> list[Check]:
         rows.append(
             Check("folders", name, f"was restored at {marker.root}", WARN, "restore it again where it lies now")
         )
-    return rows
+    return rows + (file_checks(folder, marker) if reads_files else [])
 
 
 # --- 5 quarantine ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Every file of a restored tree, damaged in every way between two starts (T-DAMAGE; M9 of the facts is why: torch trusts its files).
 
 Damage that changes a file's size, time or inode is found before the service starts: the folder is made anew, and the service gets
-the very bytes that were published. Damage that changes none of them is found by `verify --files`, which names the file.
+the very bytes that were published. Damage that changes none of them is found by what `verify --files` and `doctor --files` compare.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import pytest
 from cachepipe.adapters.store import open_store
 from cachepipe.adapters.workdir import BuildRoot
 from cachepipe.domain.artifact import FileTable
+from cachepipe.domain.checkup import FAIL
 from cachepipe.domain.marker import PATH as MARKER
+from cachepipe.domain.marker import read_marker
+from cachepipe.workflows.doctor_files import file_checks
 from cachepipe.workflows.fetch import read_file_table, resolve_ref
 from cachepipe.workflows.verify import wrong_files
 from tests.support.counting import Record
-from tests.support.release import Release
+from tests.support.release import Release, run_cachepipe
 from tests.support.restoring import Ran, environment, publish_release, run_restore
 
 FULL = pytest.mark.nightly
@@ -135,9 +138,19 @@ def test_damage_that_leaves_size_and_time_alone_is_named_by_a_comparison_of_all_
         assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
         (line,) = wrong_files(root, node.table)
         assert line.startswith(f"file {row.path}: "), line
+        (check,) = file_checks(node.folder, read_marker((node.folder / MARKER).read_bytes()))
+        assert (check.verdict, check.value.split(": ")[1]) == (FAIL, row.path)
         found += 1
         path.write_bytes(kept.read_bytes())
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert found > 5
+    look = ["doctor", "--cache-root", str(node.folder.parent), "--files", "--json"]
+    assert "as they were restored" in run_cachepipe(*look, env=environment(node.base)).stdout
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = run_cachepipe(*look, env=environment(node.base))
+    assert (done.returncode, f"are not as they were restored: {row.path}" in done.stdout) == (18, True), done.stderr
+    path.write_bytes(kept.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert node.start().line["outcome"] == "present"
     record({"part": "silent damage", "store": "local", "files": len(node.table.files), "cases": found, "found": found})
