@@ -141,6 +141,8 @@ def error_object(error: CachepipeError) -> dict[str, str | int]:
 
 def print_error(error: CachepipeError) -> None:
     """Prints one `error:` line for each line of the message, and the hint, on stderr."""
-    for line in str(error).splitlines() or [type(error).__name__]:
+    for line in (str(error).strip("\n") or type(error).__name__).split(
+        "\n"
+    ):  # no other character breaks one: names may hold them
         say(f"error: {line.expandtabs()}")
     say(f"hint: {error.hint}")

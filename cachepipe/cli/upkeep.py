@@ -26,6 +26,7 @@ from cachepipe.domain.collect import DAY_S, FLOORS, Floors
 from cachepipe.domain.finding import Finding
 from cachepipe.domain.kms_log import Window
 from cachepipe.domain.lock import Lock
+from cachepipe.domain.printable import printable
 from cachepipe.domain.record import to_json
 from cachepipe.errors import IntegrityError, UsageError
 from cachepipe.workflows import audit, collect, fsck, mirror
@@ -94,15 +95,15 @@ FSCK_EPILOG = """\b
 Examples:
   cachepipe fsck file:///srv/ml-cache
   cachepipe fsck file:///srv/ml-cache --deep --json
-  cachepipe fsck s3://ml-cache/prod --kms-log logs/ --key kms:alias/cachepipe-build --key kms:alias/cachepipe-index --since 2d
+  cachepipe fsck s3://ml-cache/prod --kms-log logs/ --kms-key kms:alias/cachepipe-build --kms-key kms:alias/cachepipe-index --since 2d
 
 Reads every index version and every statement, and looks for every pack; --deep reads every byte. Exits with 13 if a promise
 is broken. Notes (unfinished uploads, what crashes left, objects of others) do not count. Nothing is written.
 
-With --kms-log every signature that AWS CloudTrail recorded of the keys must be in STORE, and every one in STORE in the log. The
-partner may be of any time; what was signed or written from --since to --until must have one. CloudTrail delivers late, so the
-end is 30 minutes ago. Times are as `2026-11-30T10:00:00Z`, or ages: `90m`, `36h`, `7d`. A key must sign for one store alone. The
-log must hold events that only read: `Sign` is one."""
+With --kms-log every signature that AWS CloudTrail recorded of the keys must be in STORE, written right after it was made, and
+every one in STORE in the log. What was signed or written from --since to --until counts; give logs from a day before it. CloudTrail
+delivers late, so the end is 30 minutes ago. Times are as `2026-11-30T10:00:00Z`, or ages: `90m`, `36h`, `7d`. A key must sign for
+one store alone. The log must hold events that only read: `Sign` is one."""
 
 
 @click.command("fsck", epilog=FSCK_EPILOG)
@@ -116,7 +117,13 @@ log must hold events that only read: `Sign` is one."""
     metavar="PATH",
     help="CloudTrail's log file, a folder of them, or the output of `aws cloudtrail lookup-events`; may be repeated.",
 )
-@option("--key", "keys", multiple=True, metavar="kms:KEY", help="Signing key to compare with the log; may be repeated.")
+@option(
+    "--kms-key",
+    "keys",
+    multiple=True,
+    metavar="kms:KEY",
+    help="Signing key to compare with the log; may be repeated.",
+)
 @option("--since", metavar="TIME", help="From when on nothing may be unpaired. [default: 24 hours before --until]")
 @option("--until", default="30m", show_default=True, metavar="TIME", help="Until when.")
 @trust_options
@@ -143,8 +150,13 @@ def fsck_command(store: str | None, is_deep: bool, is_json: bool, **asked: Any) 
 def _audit_request(
     now: datetime, logs: Sequence[Path], keys: Sequence[str], since: str | None, until: str
 ) -> audit.AuditRequest | None:
+    source = click.get_current_context().get_parameter_source("keys")
+    if keys and not logs and source is not click.core.ParameterSource.COMMANDLINE:
+        keys = ()  # a variable that serves many runs asks for nothing
     if bool(logs) != bool(keys):
-        raise UsageError("an audit wants both: `--kms-log PATH` and `--key kms:…`", hint="see `cachepipe fsck --help`")
+        raise UsageError(
+            "an audit wants both: `--kms-log PATH` and `--kms-key kms:…`", hint="see `cachepipe fsck --help`"
+        )
     end = time_of(until, now)
     window = Window(time_of(since, now) if since else end - timedelta(days=1), end)
     if window.since >= window.until:
@@ -168,7 +180,8 @@ def _print_health(health: fsck.Health) -> None:
 def _refusal(health: fsck.Health, audited: Sequence[Finding]) -> IntegrityError | None:
     if not health.problems:
         return None
-    problem = f"{len(health.problems)} problems, the first: {health.problems[0].where}: {health.problems[0].what}"
+    first = printable(f"{health.problems[0].where}: {health.problems[0].what}")  # a name of a store's may break lines
+    problem = f"{len(health.problems)} problems, the first: {first}"
     error = IntegrityError(f"store {health.store}", problem)
     error.hint = "publish the releases again that the lines name; find out who else writes the store"
     if any(found.is_problem for found in audited):

@@ -5,16 +5,20 @@ SHA-256 that it has signed (of the DSSE pre-authentication encoding):
 
     Boto3/1.44.3 md/Botocore#1.44.3 … md/cachepipe#sha256.<64 hex digits>
 
-Whoever may call KMS may write any User-Agent: a name proves nothing, the count does. Every signature is one recorded event, so a
-signature that was hidden leaves an event over, whatever name it bears:
+Whoever may call KMS may write any User-Agent: a name proves nothing, the count and the time do. Every signature is one recorded
+event, and what it signed is dated, and written right after it, so a signature that was hidden leaves an event over, whatever name it
+bears:
 
     no name                        made by something else, and by nothing of ours
     a name that nothing has        hidden; or a publisher died, or lost a race for an index version, between signing and writing
+    a name of another time         hidden behind what was written before, or long after; or that was copied or put back since
     a name once too often          one of the events signed something else; or KMS's answer was lost, and botocore asked again
     a signature without an event   the log is not whole, or the signature was made beyond it and copied here
 
-However often and in whatever form a store holds the signature of one text, it stands for one event: nothing of ours keeps two, and
-whoever has an ECDSA signature can write it in a second form that holds as well.
+However often and in whatever form a store holds the signature of one text, it stands for one event, at the time when it was first
+written: nothing of ours keeps two, and whoever has an ECDSA signature can write it in a second form that holds as well.
+
+What is looked for from a time on needs a log from a day before it (`LONGEST`): else two events that share one partner look like one.
 
 What gc removed after a while can no longer be told from what was hidden: rows of old index versions name a statement by the digest
 of its envelope, signature and all. Index versions stay for ever.
@@ -46,11 +50,17 @@ from cachepipe.domain.collect import DAY_S, FLOORS
 from cachepipe.domain.finding import Finding
 from cachepipe.domain.index import parse_timestamp, timestamp
 from cachepipe.domain.limits import MIB
+from cachepipe.domain.printable import printable
 from cachepipe.domain.record import Json
 from cachepipe.errors import IntegrityError
 
 SLACK = timedelta(minutes=5)
-"""How far the clocks of KMS, of the store and of a publisher may differ, and how long a signature may take to be written."""
+"""How far the clocks of KMS, of the store and of a publisher may differ."""
+TO_WRITE = timedelta(hours=1)
+"""How long a signature may take to be written: seconds, and minutes where other keys of KMS or the store want every retry. Nothing of
+ours writes a signature that it found: what is in the store already is never signed again, and what is not is signed anew."""
+LONGEST = timedelta(days=1)
+"""How long after its own date a text may be signed: that is the start of the build that publishes it."""
 HINT = (
     "give CloudTrail's log files, or the output of `aws cloudtrail lookup-events`, whole and as they are; "
     "`aws cloudtrail validate-logs` proves that nobody changed them"
@@ -68,8 +78,14 @@ class LogLimits:
     """What is read of logs at most."""
 
     file_bytes: int = 64 * MIB
-    """Packed: a record has at most 256 KB (AWS CloudTrail User Guide, "Quotas"), a file holds those of some minutes."""
-    raw_bytes: int = 256 * MIB
+    """As it lies there: a record has at most 256 KB (AWS CloudTrail User Guide, "Quotas"), a file holds those of some minutes, a
+    few MB. What was looked up over years may be given in several files."""
+    raw_bytes: int = 64 * MIB
+    """Unpacked."""
+    values: int = 3_000_000
+    """Of one text, counted by its commas and brackets before it is parsed: a process took 1.1 GiB at most for texts of that many
+    that were made to take much. The bytes alone do not bound that: 24 MiB of `[],[],…` took 0.7 GiB. Records have a value in about
+    30 bytes, so that the longest file has two million."""
     files: int = 200_000
     """A year of twenty regions, one file every five minutes in each, is ten times as many: give the days that count."""
     events: int = 1_000_000
@@ -88,7 +104,7 @@ class AuditedKey(NamedTuple):
 
 
 class Window(NamedTuple):
-    """From when until when everything must have its partner; the partner itself may lie outside."""
+    """From when until when everything must have its partner; the partner itself may lie just outside."""
 
     since: datetime
     until: datetime
@@ -146,13 +162,13 @@ class KmsLog:
         Raises:
             IntegrityError: not a log of CloudTrail, a record of a signature that is not whole, or too many.
         """
-        for record in _records(data, what):
+        for record in _records(data, what, self._limits):
             if record.get("eventSource") != "kms.amazonaws.com":
                 continue
             is_signature = record.get("eventName") == "Sign" and not record.get("errorCode")
             names = _key_names(record)
             key = next((key for key, own in self._names if not own.isdisjoint(names)), None)
-            if key is None and is_signature and not names[0].startswith("arn:"):
+            if key is None and is_signature:
                 self._refuse_untold(names[0], what)
             if key is None:
                 continue
@@ -164,8 +180,8 @@ class KmsLog:
                 self.events[key.keyid].append(SignEvent(time, named[0] if len(named) == 1 else "", _who(record)))
 
     def _refuse_untold(self, name: str, what: str) -> None:
-        """Refuses a signature by nobody knows which key; an alias without an ARN may be one of ours by another name."""
-        if not name or name.startswith("alias/"):
+        """Refuses a signature by nobody knows which key: an alias may be one of ours by another name."""
+        if not name or name.rpartition(":")[2].startswith("alias/"):
             raise IntegrityError(what, f"a record of Sign does not tell its key: {name[:_SHOWN]!r}", hint=HINT)
 
     def _is_new(self, record: Mapping[str, Json], what: str) -> bool:
@@ -180,25 +196,39 @@ class KmsLog:
         return True
 
 
-def _records(data: bytes, what: str) -> Iterator[Mapping[str, Json]]:
+def _records(data: bytes, what: str, limits: LogLimits) -> Iterator[Mapping[str, Json]]:
     """Yields the records of a log file (`Records`) or of looked up events (`Events`), which hold each record as a text."""
-    tree = _json(data, what)
-    held = tree.get("Records", tree.get("Events")) if isinstance(tree, dict) else None
-    if not isinstance(held, list):
-        raise IntegrityError(what, "not a log of CloudTrail: neither `Records` nor `Events`", hint=HINT)
-    for row in held:
-        record = row if "Records" in tree else _json(_text(row, "CloudTrailEvent"), what)
+    tree = _json(data, what, limits)
+    forms = [name for name in ("Records", "Events") if name in tree] if isinstance(tree, dict) else []
+    if len(forms) != 1 or not isinstance(tree[forms[0]], list):
+        raise IntegrityError(what, "not a log of CloudTrail: neither `Records` nor `Events`, or both", hint=HINT)
+    for row in tree[forms[0]]:
+        record = row if "Records" in tree else _json(_text(row, "CloudTrailEvent"), what, limits)
         if not isinstance(record, dict):
             raise IntegrityError(what, "not a log of CloudTrail: a record is not an object", hint=HINT)
         yield record
 
 
-def _json(data: bytes | str, what: str) -> Json:
+def _json(data: bytes | str, what: str, limits: LogLimits) -> Json:
     """Not `parse_json`: other services' records may hold what we would never write, such as an integer beyond 2**53."""
+    if isinstance(data, bytes):
+        values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    else:
+        values = sum(data.count(mark) for mark in ",[{")
+    if values > limits.values:
+        raise IntegrityError(what, "too many values", wanted=f"<= {limits.values}", hint=HINT)
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(what, f"not a log of CloudTrail: not JSON ({str(error)[:_SHOWN]})", hint=HINT) from error
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Returns an object of which every reader reads the same: none takes the first of two values, and another the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
 
 
 def _text(record: Json, name: str) -> str:
@@ -239,7 +269,8 @@ def _who(record: Mapping[str, Json]) -> str:
     identity = record.get("userIdentity")
     name = _text(identity, "arn") or _text(identity, "invokedBy") or _text(identity, "type") or "nobody named"
     event = _text(record, "sharedEventID") or _text(record, "eventID")
-    return f"{name[:_SHOWN]} from {_text(record, 'sourceIPAddress')[:_SHOWN] or 'nowhere'} (event {event[:_SHOWN]})"
+    who = f"{name[:_SHOWN]} from {_text(record, 'sourceIPAddress')[:_SHOWN] or 'nowhere'} (event {event[:_SHOWN]})"
+    return printable(who)
 
 
 # --- pairing ------------------------------------------------------------------------------------------------------------
@@ -263,25 +294,38 @@ def compare(
     named: dict[str, list[SignEvent]] = defaultdict(list)
     for event in log.events[key.keyid]:
         named[event.digest].append(event)
-    held = {one.digest: one for one in sorted(stored, key=lambda one: one.where, reverse=True)}
+    held = {one.digest: one for one in sorted(stored, key=lambda one: (one.written_at, one.where), reverse=True)}
     for digest, events in named.items():
-        if digest in held:
-            yield from _pair(key, events, held[digest], window)
-        for event in events if digest not in held else ():
-            if event.time in window:
-                yield _alone(key, event, now, may_be_gone)
+        one = held.get(digest)
+        fits = [event for event in events if one is not None and _is_of_its_time(event, one)]
+        if one is not None and fits:
+            yield from _pair(key, fits, one, window)
+        for event in events:
+            if event.time in window and (one is None or not _is_of_its_time(event, one)):
+                yield _alone(key, event, one, now, may_be_gone)
     inner = Window(window.since + SLACK, window.until - SLACK)
     for digest, one in held.items():
-        if digest not in named and one.written_at in inner:
+        if one.written_at in inner and not any(_is_of_its_time(event, one) for event in named[digest]):
             yield Finding(True, one.where, f"{_by(key)}, {_NO_EVENT}")
 
 
-def _alone(key: AuditedKey, event: SignEvent, now: datetime, may_be_gone: bool) -> Finding:
+def _is_of_its_time(event: SignEvent, one: StoredSignature) -> bool:
+    """Tells whether a publisher can have signed then what was written as it was: it signs, then it writes."""
+    return one.written_at - TO_WRITE - SLACK <= event.time <= one.written_at + SLACK
+
+
+def _alone(key: AuditedKey, event: SignEvent, one: StoredSignature | None, now: datetime, may_be_gone: bool) -> Finding:
+    """Returns what is wrong with an event without a partner; `one` bears its name, and was written at another time."""
     if not event.digest:
         return Finding(True, key.address, f"signed something at {_told(event)}: {_NO_NAME}")
-    is_old = may_be_gone and (now - event.time).total_seconds() > FLOORS.published_s
     told = f"made a signature of sha256 {event.digest} that nothing here bears, at {_told(event)}"
-    return Finding(not is_old, key.address, f"{told}: {_MAY_BE_GONE if is_old else _HIDDEN}")
+    where = key.address
+    if one is not None:
+        where, told = one.where, f"{_by(key)} at {_told(event)}, but written at {timestamp(one.written_at)}"
+    is_before = one is None or event.time < one.written_at  # what was removed may have been published again
+    is_old = may_be_gone and is_before and (now - event.time).total_seconds() > FLOORS.published_s
+    why = _MAY_BE_GONE if is_old else _HIDDEN if one is None else _APART
+    return Finding(not is_old, where, f"{told}: {why}")
 
 
 def _pair(key: AuditedKey, events: Sequence[SignEvent], one: StoredSignature, window: Window) -> Iterator[Finding]:
@@ -289,9 +333,13 @@ def _pair(key: AuditedKey, events: Sequence[SignEvent], one: StoredSignature, wi
     told = "; ".join(map(_told, events[:_NAMED])) + ("; …" if len(events) > _NAMED else "")
     if len(events) > 1 and any(event.time in window for event in events):
         yield Finding(True, one.where, f"{_by(key)} {len(events)} times by the log: {told}: {_TOO_OFTEN}")
-    made_at, last = one.created_at, max(event.time for event in events)
-    if made_at is not None and made_at - SLACK > last and one.written_at in window:
-        yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED} {timestamp(made_at)}")
+    made_at, times = one.created_at, [event.time for event in events]
+    if made_at is None or not any(time in window for time in (*times, one.written_at)):
+        return
+    if made_at - SLACK > max(times):
+        yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED_LATER} {timestamp(made_at)}")
+    if made_at + LONGEST < min(times):
+        yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED_BEFORE} {timestamp(made_at)}: {_RAN_LONG}")
 
 
 def _told(event: SignEvent) -> str:
@@ -317,5 +365,11 @@ _HIDDEN = (
 )
 _MAY_BE_GONE = f"more than {FLOORS.published_s / DAY_S:.0f} days ago: gc may have removed the artifact since, which nothing here can tell"
 _TOO_OFTEN = "all but one signed something else under this name, unless KMS's answer was lost and asked for again, or a publisher died before it wrote"
-_NO_EVENT = "and the log has no event for it: it is not whole, or the signature was made elsewhere and copied here"
-_DATED = "but says of itself that it was made later, at"
+_NO_EVENT = (
+    "and the log has no event for it right before it was written: it is not whole, or the signature was made elsewhere or earlier "
+    "and copied here"
+)
+_APART = "something else was signed under its name, unless it was copied or put back since"
+_DATED_LATER = "but says of itself that it was made later, at"
+_DATED_BEFORE = "but says of itself that it was made long before, at"
+_RAN_LONG = "something else was signed under its name, unless its build ran that long"

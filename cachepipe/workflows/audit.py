@@ -10,6 +10,7 @@ A signature counts where it is the key's over the bytes beneath it: junk under a
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachepipe.adapters.log_files import read_logs
+from cachepipe.adapters.log_files import find_logs, read_logs
 from cachepipe.adapters.store import Store, StoredObject
 from cachepipe.domain import trust
 from cachepipe.domain.finding import Finding
@@ -67,7 +68,7 @@ def audit(store: Store, request: AuditRequest, now: datetime, kms_client: Any = 
     Args:
         store: where the keys sign, and nowhere else.
         request: which keys, which log, and when everything must have its partner.
-        now: to tell when objects were written.
+        now: when this began, to tell when objects were written.
         kms_client: in place of boto3's own.
 
     Raises:
@@ -76,21 +77,32 @@ def audit(store: Store, request: AuditRequest, now: datetime, kms_client: Any = 
         IntegrityError: what is given is no log of CloudTrail.
         StoreError: the store fails.
     """
+    began = time.monotonic()
     keys = {
         key.keyid: (key, public) for key, public in (_look_up(address, kms_client) for address in request.keys)
     }  # 1
     audited = [key for key, _ in keys.values()]
     log = KmsLog(audited, request.window)  # 2
-    for what, data in read_logs(request.logs):
+    files = find_logs(request.logs)
+    for what, data in read_logs(files.logs):
         log.add(data, what)
-    look = _Look(store, {keyid: public for keyid, (_, public) in keys.items()}, request.window, now)
-    stored = look.signatures()  # 3
-    findings = [*look.findings()]
+    look = _Look(store, {keyid: public for keyid, (_, public) in keys.items()}, request.window)
+    read_s = timedelta(
+        seconds=time.monotonic() - began
+    )  # a long log takes minutes, and objects tell their ages from now on
+    stored = look.signatures(now + read_s)  # 3
+    findings = [*_passed_over(files.others), *look.findings()]
     for key in audited:  # 4
         own = [one for one in stored if one.keyid == key.keyid]
         roles = [listed.has_role(STATEMENT) for listed in store.trust.policy.keys if listed.keyid == key.keyid]
         findings += compare(key, log, own, request.window, now, may_be_gone=all(roles))
     return Audit(tuple(_count(key, log, stored, request.window) for key in audited), tuple(findings))
+
+
+def _passed_over(others: Sequence[Path]) -> Iterator[Finding]:
+    if others:
+        told = ", ".join(map(str, others[:3])) + (", …" if len(others) > 3 else "")
+        yield Finding(False, "logs", f"{len(others)} files are not named as logs are (`*.json`, `*.json.gz`): {told}")
 
 
 def _look_up(address: str, kms_client: Any) -> tuple[AuditedKey, Key]:
@@ -116,15 +128,15 @@ def _count(key: AuditedKey, log: KmsLog, stored: Sequence[StoredSignature], wind
 class _Look:
     """One look at all signatures of a store."""
 
-    def __init__(self, store: Store, keys: dict[str, Key], window: Window, now: datetime) -> None:
-        self._store, self._keys, self._window, self._now = store, keys, window, now
+    def __init__(self, store: Store, keys: dict[str, Key], window: Window) -> None:
+        self._store, self._keys, self._window = store, keys, window
         self._junk: list[Finding] = []
         self._others: list[str] = []  # appending is all that threads do to it
 
-    def signatures(self) -> list[StoredSignature]:
+    def signatures(self, now: datetime) -> list[StoredSignature]:
         """Returns those of the keys; what cannot be opened as what it should be is named by fsck, and is nobody's partner."""
         places = [
-            (found, place.kind)
+            (found, place.kind, now - timedelta(seconds=found.age_s))
             for prefix in (ARTIFACTS, INDEXES)
             for found in self._store.list_objects(prefix)
             if (place := place_of(found.key)) is not None and place.kind in _TYPES
@@ -139,7 +151,7 @@ class _Look:
                 False, f"key {keyid[:20]}", f"{count} signatures here in this time, and its log was not asked for"
             )
 
-    def _read(self, found: StoredObject, kind: str) -> Iterator[StoredSignature]:
+    def _read(self, found: StoredObject, kind: str, written_at: datetime) -> Iterator[StoredSignature]:
         limit = LIMITS.statement_bytes if kind == "statement" else LIMITS.index_bytes
         try:
             envelope = self._store.get(found.key, limit)
@@ -147,7 +159,6 @@ class _Look:
         except (IntegrityError, TrustError):
             return
         message = trust.pae(opened.payload_type, opened.payload)
-        written_at = self._now - timedelta(seconds=found.age_s)
         for row in opened.signatures:
             key = self._keys.get(row.keyid)
             if key is None:

@@ -71,7 +71,7 @@ def test_a_manifest_with_an_s3_store_and_keys_in_kms_from_keygen_to_service(
         cachepipe("build", str(manifest), *work, **kms)
         for verb in ("promote", "renew"):
             cachepipe(verb, url, "--name", "tiny", CACHEPIPE_INDEX_KEY="kms:alias/cachepipe-index", **kms)
-        keys = [word for alias in ("build", "index") for word in ("--key", f"kms:alias/cachepipe-{alias}")]
+        keys = [word for alias in ("build", "index") for word in ("--kms-key", f"kms:alias/cachepipe-{alias}")]
         window = ("--since", "1h", "--until", "2099-01-01T00:00:00Z")
         log = ("--kms-log", str(tmp_path / "trail"))
         audited = json.loads(cachepipe("fsck", url, *log, *keys, *window, "--json", **kms))

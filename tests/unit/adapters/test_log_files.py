@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachepipe.adapters.log_files import read_logs
+from cachepipe.adapters.log_files import find_logs, read_logs
 from cachepipe.domain.kms_log import LogLimits
 from cachepipe.errors import IntegrityError, UsageError
 
@@ -17,7 +17,7 @@ LIMITS = LogLimits(file_bytes=1000, raw_bytes=2000, files=3)
 
 
 def texts(*paths: Path, limits: LogLimits = LIMITS) -> list[bytes]:
-    return [data for _, data in read_logs(paths, limits)]
+    return [data for _, data in read_logs(find_logs(paths, limits).logs, limits)]
 
 
 def test_a_folder_gives_the_logs_below_it_and_nothing_else(tmp_path: Path) -> None:
@@ -28,8 +28,39 @@ def test_a_folder_gives_the_logs_below_it_and_nothing_else(tmp_path: Path) -> No
         (folder / "b.json.gz").write_bytes(gzip.compress(f"packed in {folder.parts[-2]}".encode()))
     (trail / "a.json").write_bytes(b"plain")
     (trail / "notes.txt").write_bytes(b"no log")
-    assert texts(tmp_path) == [b"plain", b"packed in CloudTrail"]
+    (trail / "c.JSON.GZ").write_bytes(gzip.compress(b"by another system"))
+    (trail / "d.Json").write_bytes(b"by a person")
+    found = texts(tmp_path, limits=LogLimits())
+    assert found == [b"plain", b"packed in CloudTrail", b"by another system", b"by a person"]
+    assert find_logs([tmp_path]).others == [trail / "notes.txt"], "told, for it may be a log by another name"
     assert texts(trail / "notes.txt", trail / "b.json.gz") == [b"no log", b"packed in CloudTrail"], "named by a person"
+
+
+@pytest.mark.parametrize("target", ["elsewhere", ".", "nowhere"])
+def test_a_link_to_a_folder_is_refused_and_never_left_out_in_silence(tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/x.json").write_bytes(b"linked")
+    trail = tmp_path / "trail/2026"
+    trail.mkdir(parents=True)
+    (trail / "a.json").write_bytes(b"plain")
+    (trail / "day2").symlink_to(trail if target == "." else tmp_path / target)
+    if target == "nowhere":
+        assert find_logs([tmp_path / "trail"]).others == [trail / "day2"], (
+            "of what is not there nobody knows what it was"
+        )
+        return
+    with pytest.raises(UsageError, match=r"a link to a folder, which is not followed: .*/day2"):
+        find_logs([tmp_path / "trail"])
+    if target == "elsewhere":
+        assert texts(trail / "day2") == [b"linked"], "named by a person"
+
+
+def test_a_name_that_breaks_lines_breaks_none(tmp_path: Path) -> None:
+    name = tmp_path / "a\r\nerror: b\u2028\x1b[2J.json"
+    name.write_bytes(b"\x1f\x8b")
+    with pytest.raises(IntegrityError) as caught:
+        texts(tmp_path)
+    assert str(caught.value).isprintable()
 
 
 def test_what_cannot_be_read_is_a_mistake_of_usage(tmp_path: Path) -> None:

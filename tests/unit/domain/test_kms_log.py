@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from cachepipe.domain.finding import Finding
 from cachepipe.domain.index import timestamp
 from cachepipe.domain.kms_log import (
+    LONGEST,
     SLACK,
+    TO_WRITE,
     AuditedKey,
     KmsLog,
     LogLimits,
@@ -113,7 +115,6 @@ def test_a_signature_counts_by_whatever_name_the_record_calls_its_key(fields: di
         {"errorCode": "DryRunOperationException"},
         {"errorCode": "AccessDenied", "resources": None},
         {"resources": [{"ARN": OTHER.arn}], "requestParameters": {"keyId": "alias/build"}},
-        {"resources": None, "requestParameters": {"keyId": "arn:aws:kms:eu-west-1:444455556666:alias/build"}},
         {"resources": None, "requestParameters": {"keyId": "55555555-12ab-34cd-56ef-1234567890ab"}},
         {"resources": [{"ARN": KEY.arn.replace("eu-west-1", "us-east-1")}]},
     ],
@@ -122,7 +123,17 @@ def test_what_signed_nothing_or_with_another_key_does_not_count(fields: dict[str
     assert log_of(record(digest(1), **fields)).events[KEY.keyid] == []
 
 
-@pytest.mark.parametrize("key", [None, {}, {"keyId": "alias/third"}, {"keyId": 7}])
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        {},
+        {"keyId": "alias/third"},
+        {"keyId": 7},
+        {"keyId": f"{ACCOUNT}:alias/third"},
+        {"keyId": "arn:aws:kms:eu-west-1:444455556666:alias/build"},
+    ],
+)
 def test_a_signature_by_nobody_knows_which_key_is_no_whole_log(key: Any) -> None:
     with pytest.raises(IntegrityError, match="does not tell its key"):
         log_of(record(resources=None, requestParameters=key))
@@ -208,7 +219,7 @@ SECOND = timedelta(seconds=1)
 def test_an_event_needs_a_partner_within_the_window(time: datetime, counts: bool) -> None:
     assert bool(found(record(time=time))) == counts
     assert bool(found(record(digest(1), time))) == counts
-    double = found(record(digest(1), NOW), record(digest(1), time), held=(stored(1),))
+    double = found(*(record(digest(1), time) for _ in range(2)), held=(stored(1, time),))
     assert bool(double) == counts
 
 
@@ -227,9 +238,58 @@ def test_an_object_needs_an_event_within_the_window_but_for_the_difference_of_cl
     assert bool(found(held=(stored(1, time),))) == counts
 
 
-def test_a_partner_may_be_of_any_time() -> None:
-    assert found(record(digest(1)), held=(stored(1, NOW - timedelta(days=400)),)) == []
-    assert found(record(digest(1), NOW - timedelta(days=400)), held=(stored(1),)) == []
+@pytest.mark.parametrize(
+    ("after", "is_told"),
+    [
+        (timedelta(days=-400), True),
+        (-SLACK - SECOND, True),
+        (-SLACK, False),
+        (timedelta(0), False),
+        (TO_WRITE + SLACK, False),
+        (TO_WRITE + SLACK + SECOND, True),
+        (timedelta(days=400), True),
+    ],
+)
+def test_what_was_not_written_right_after_its_signature_is_no_partner(after: timedelta, is_told: bool) -> None:
+    """A thief names what lies here and whose own event is older than the logs; or writes what was signed long ago."""
+    of_the_event = [
+        one for one in found(record(digest(1)), held=(stored(1, MIDDLE + after),)) if "but written at" in one.what
+    ]
+    assert [(one.is_problem, one.where) for one in of_the_event] == [(True, "v1/1")] * is_told
+    told = found(record(digest(1), MIDDLE - after), held=(stored(1),))
+    of_the_object = [one for one in told if "no event for it right before it was written" in one.what]
+    assert [(one.is_problem, one.where) for one in of_the_object] == [(True, "v1/1")] * is_told
+
+
+def test_a_partner_may_lie_just_outside_of_the_window() -> None:
+    edge, beyond = WINDOW.since, WINDOW.since - SLACK
+    assert found(record(digest(1), edge), held=(stored(1, beyond),)) == []
+    assert found(record(digest(1), edge - TO_WRITE), held=(stored(1, edge + SLACK),)) == []
+    assert found(record(digest(1), WINDOW.until), held=(stored(1, WINDOW.until + TO_WRITE),)) == []
+
+
+def test_a_signature_is_of_the_time_when_it_was_first_written_however_late_and_wherever_it_is_written_again() -> None:
+    """A thief copies what lies here to a name that sorts first, and signs under its name."""
+    old = MIDDLE - timedelta(days=10)
+    for where in ("v1/a", "v1/z"):
+        held = (stored(1, old, where="v1/m"), stored(1, where=where))
+        assert "but written at 2026-11-19T22:00:00Z" in said(record(digest(1)), held=held)
+
+
+def test_a_text_that_was_put_back_is_no_partner_for_what_was_signed_long_after_its_date() -> None:
+    """A thief removes what lies here, writes it anew, and signs under its name."""
+    for age, is_told in ((LONGEST, False), (LONGEST + SECOND, True), (timedelta(days=90), True)):
+        told = found(record(digest(1)), held=(stored(1, created_at=MIDDLE - age),))
+        assert [("made long before, at" in finding.what) for finding in told] == [True] * is_told
+
+
+def test_what_gc_removed_and_someone_copied_back_is_a_note_and_a_signature_after_the_object_never_is() -> None:
+    wide = Window(NOW - timedelta(days=60), NOW)
+    for written, is_problem in ((timedelta(days=3), False), (timedelta(days=50), True)):
+        log = log_of(record(digest(1), NOW - timedelta(days=40)), window=wide)
+        told = list(compare(KEY, log, (stored(1, NOW - written),), wide, NOW, may_be_gone=True))
+        own = [one for one in told if "but written at" in one.what]
+        assert [one.is_problem for one in own] == [is_problem]
 
 
 def test_what_gc_may_have_removed_is_a_note_and_an_index_version_never_is() -> None:
@@ -248,11 +308,12 @@ def test_a_signature_of_what_says_that_it_was_made_later_is_told() -> None:
     for created_at, is_told in (
         (MIDDLE + SLACK + SECOND, True),
         (MIDDLE + SLACK, False),
-        (MIDDLE - timedelta(days=9), False),
+        (MIDDLE - LONGEST, False),
     ):
         told = found(record(digest(1)), held=(stored(1, created_at=created_at),))
         assert [("made later, at" in finding.what) for finding in told] == [True] * is_told
-    again = found(record(digest(1)), record(digest(1), NOW), held=(stored(1, created_at=NOW),))
+    later = MIDDLE + SLACK
+    again = found(record(digest(1)), record(digest(1), later), held=(stored(1, created_at=later + SLACK),))
     assert ["2 times by the log" in finding.what for finding in again] == [True], "the later one may have made it"
     old = WINDOW.since - SECOND
     assert found(record(digest(1), old), held=(stored(1, old, created_at=NOW),)) == [], "was told in its night"
@@ -271,6 +332,34 @@ def test_the_number_of_hidden_signatures_is_the_number_of_events_beyond_those_of
     assert bool(told) == bool(names)
 
 
+minutes = st.integers(-500 * 1440, 0).map(lambda number: NOW + timedelta(minutes=number))
+brief = st.integers(-4, 50).map(lambda number: timedelta(minutes=number))
+
+
+@given(st.data())
+def test_no_signature_of_the_window_hides_behind_any_object_of_any_time(data: st.DataObject) -> None:
+    """The log reaches a day beyond the window; what lies in the store may be older, copied, put back, or younger."""
+    held, records, thefts = [], [], data.draw(st.integers(0, 2))
+    removes = data.draw(st.booleans())
+    for number, signed_at in enumerate(data.draw(st.lists(minutes, max_size=5))):
+        written_at, dated = signed_at + data.draw(brief), signed_at - timedelta(hours=data.draw(st.integers(0, 23)))
+        held.append(stored(number, written_at, created_at=dated if removes else None))
+        if signed_at >= WINDOW.since - timedelta(days=1):
+            records.append(record(digest(number), signed_at))
+    assert found(*records, held=tuple(held)) == []
+    for one in data.draw(st.lists(st.sampled_from(held), max_size=2)) if held and thefts else ():
+        again = one._replace(where=f"v1/{data.draw(st.sampled_from('/z'))}", written_at=data.draw(minutes))
+        if removes and one in held:
+            held.remove(one)
+        held.append(again)
+    for _ in range(thefts):
+        name = data.draw(st.one_of(st.just(""), st.integers(0, 9).map(digest)))
+        time = data.draw(st.integers(0, 1440).map(lambda number: WINDOW.since + timedelta(minutes=number)))
+        records.append(record(name, time, userIdentity={"arn": "the thief"}))
+    told = found(*records, held=tuple(held))
+    assert any(finding.is_problem and "the thief" in finding.what for finding in told) == bool(thefts)
+
+
 # --- logs that are none ---------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +370,9 @@ def test_the_number_of_hidden_signatures_is_the_number_of_events_beyond_those_of
         b'{"Events": [{}]}', b'{"Events": [null]}', b'{"Events": [{"CloudTrailEvent": 1}]}', b'{"Events": [{"CloudTrailEvent": "[]"}]}',
         b'{"Records": [', b"[" * 100_000, b'{"Records": ' + b"[" * 100_000, b'{"Records": [' + b"9" * 5000 + b"]}",
         b'{"digestStartTime": "x", "logFiles": []}', b"v1/index", b"\0" * 100,
+        b'{"Records": [], "Events": []}', b'{"Records": [], "Records": []}', b'{"Events": [], "x": {"a": 1, "\\u0061": 1}}',
+        b'{"Records": [{"eventName": "Sign", "eventName": "Verify"}]}',
+        b'{"Events": [{"CloudTrailEvent": "{\\"eventName\\": 1, \\"eventName\\": 2}"}]}',
     ],
 )  # fmt: skip
 def test_what_is_no_log_is_refused_by_name(text: bytes) -> None:
@@ -300,7 +392,7 @@ def test_a_record_of_a_signature_that_is_not_whole_is_refused(fields: dict[str, 
 
 
 def test_records_of_other_services_may_hold_what_they_like() -> None:
-    theirs = '{"eventSource": "x", "n": 99999999999999999999, "n": NaN, "t": "\\ud800"}'
+    theirs = '{"eventSource": "x", "n": 99999999999999999999, "m": NaN, "t": "\\ud800"}'
     text = f'{{"Records": [{theirs}, {json.dumps(HEARD)}]}}'
     log = KmsLog([KEY], WINDOW)
     log.add(text.encode(), "log")
@@ -313,6 +405,29 @@ def test_signatures_are_bounded() -> None:
     log.add(json.dumps({"Records": records[:3] * 2}).encode(), "log")
     with pytest.raises(IntegrityError, match="too many signatures"):
         log.add(json.dumps({"Records": records[3:]}).encode(), "log")
+
+
+@pytest.mark.parametrize("text", ["0,", "[],", "{},", '{"":0},', '",",'])
+def test_values_are_counted_before_they_are_parsed_in_files_and_in_the_texts_of_events(text: str) -> None:
+    limits = LogLimits(values=200)
+    whole = f'{{"x": [{text * 201}0], "Records": []}}'
+    event = "".join(
+        f"\\u{ord(char):04x}" for char in f"[{text * 201}0]"
+    )  # whose commas the text around it does not show
+    for given_text in (whole, f'{{"Events": [{{"CloudTrailEvent": "{event}"}}]}}'):
+        with pytest.raises(IntegrityError, match="log: too many values: wanted <= 200"):
+            KmsLog([KEY], WINDOW, limits).add(given_text.encode(), "log")
+    KmsLog([KEY], WINDOW, limits).add(f'{{"x": [{"0," * 150}0], "Records": []}}'.encode(), "log")
+
+
+def test_what_the_log_says_of_a_caller_is_one_line() -> None:
+    odd = "a\r\nb\u2028c\u2029d\x85e\x0bf\x1b[2J\u202e"
+    for told in (
+        said(record(userIdentity={"arn": odd}, sourceIPAddress=odd, eventID=odd)),
+        said(record(digest(7), userIdentity={"invokedBy": odd})),
+        said(record(digest(1), userIdentity={"type": odd}), record(digest(1)), held=(stored(1),)),
+    ):
+        assert told.isprintable() and "a\\r\\nb\\u2028c" in told
 
 
 json_trees = st.recursive(
