@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -55,6 +56,13 @@ class Site:
         signed = ["--index-key", self.keys[1], "--trust", self.policy]
         assert main([verb, self.store.url, "--name", "demo", *words, *signed]) == 0
 
+    def age(self, days: int) -> None:
+        """Makes what the store holds older, by the store's clock."""
+        for path in Path(self.store.root).rglob("*"):
+            if path.is_file():
+                time = path.stat().st_mtime - days * 86_400
+                os.utime(path, (time, time))
+
     def steal(self, *, key: int = 1, agent: str = "", digest: bytes = b"d" * 32) -> None:
         """Signs as whoever has the role may: with plain boto3 and any User-Agent."""
         thief = boto3.client("kms", config=boto3.session.Config(user_agent_extra=agent))
@@ -76,7 +84,7 @@ class Site:
         return sorted(found, key=lambda pair: pair[0].stat().st_mtime_ns)
 
     def words(self, *more: str, log: Path | None = None, keys: list[str] | None = None) -> list[str]:
-        asked = [word for key in keys or self.keys for word in ("--key", key)]
+        asked = [word for key in keys or self.keys for word in ("--kms-key", key)]
         window = ("--since", "1h", "--until", SOON)
         return [
             "fsck",
@@ -254,6 +262,23 @@ def test_a_signature_under_the_name_of_another_is_found_by_the_count(site: Site,
     assert "all but one signed something else under this name" in problem
 
 
+def test_a_signature_is_found_under_the_name_of_what_is_older_than_the_log(site: Site, capsys: Output) -> None:
+    """A trail's logs are given for some days; a thief names what was published before them, whose own event is not there."""
+    site.publish()
+    for path, _ in site.signatures():
+        path.unlink()
+    site.age(10)
+    assert site.audit(capsys)["findings"] == []
+    key = index_key("demo", "stable", 1)
+    site.steal(agent=claim(digest_of(site.store, key, PAYLOAD_TYPE)))
+    (problem,) = problems(site.audit(capsys))
+    assert problem.startswith(f"{key}: signed by {site.keys[1]} at 20") and ", but written at 20" in problem
+    assert "something else was signed under its name" in problem
+    # the same by who writes the store as well, at a place that sorts before the first
+    assert site.store.put_if_absent(index_key("demo", "a", 1), site.store.get(key, 1 << 20) or b"")
+    assert problem in problems(site.audit(capsys))
+
+
 def test_a_second_form_of_a_signature_is_no_partner_for_what_was_hidden_under_its_name(
     site: Site, capsys: Output
 ) -> None:
@@ -341,7 +366,8 @@ def test_a_log_with_a_gap_is_told_by_every_object_that_it_does_not_explain(site:
     for path, _ in site.signatures():
         path.unlink()
     assert problems(site.audit(capsys)) == [
-        f"{key}: signed by {by}, and the log has no event for it: it is not whole, or the signature was made elsewhere and copied here"
+        f"{key}: signed by {by}, and the log has no event for it right before it was written: it is not whole, or the signature was made elsewhere or "
+        "earlier and copied here"
         for key, by in zip((statement_key(artifact), index_key("demo", "stable", 1)), site.keys, strict=True)
     ]
 
@@ -356,18 +382,17 @@ def test_a_log_that_says_nothing_of_a_key_is_no_clean_audit(site: Site, capsys: 
     assert site.audit(capsys)["findings"] == [], "each audit's own question is in the log of the next"
 
 
-def test_what_lies_outside_of_the_window_needs_no_partner_but_is_one(site: Site, capsys: Output) -> None:
+def test_what_lies_outside_of_the_window_needs_no_partner(site: Site, capsys: Output) -> None:
     site.publish()
     site.steal()
     assert len(problems(site.audit(capsys))) == 1
-    for (path, record), time in zip(site.signatures(), ("2099-01-01", "2099-01-01", "2026-01-01"), strict=True):
-        tree = {"Records": [{**record, "eventTime": f"{time}T00:00:00Z"}]}
+    for path, record in site.signatures():
+        tree = {"Records": [{**record, "eventTime": "2026-01-01T00:00:00Z"}]}
         path.write_bytes(gzip.compress(json.dumps(tree).encode()))
+    assert len(problems(site.audit(capsys))) == 2, "what was written in the window was not signed months before"
+    site.age(10)
     found = site.audit(capsys)
-    assert (problems(found), counts(found)) == ([], [(0, 1), (0, 1)])
-    for path, _ in site.signatures():
-        path.unlink()
-    assert len(problems(site.audit(capsys))) == 2
+    assert (problems(found), counts(found)) == ([], [(0, 0), (0, 0)])
 
 
 def test_a_statement_of_long_ago_may_have_been_removed_and_an_index_version_never_is(
@@ -392,12 +417,17 @@ def test_nothing_that_a_terminal_obeys_is_printed_of_a_log(site: Site, capsys: O
     site.publish()
     site.steal()
     path, record = site.signatures()[-1]
-    odd = {"userIdentity": {"arn": "\x1b[2J\u202e\ud800\nproblem"}, "sourceIPAddress": "\x9b1m", "eventID": "\r\x07"}
+    breaks = "\r\nproblem\u2028error: \u2029error: \x85error: \x0berror: "
+    odd = {"userIdentity": {"arn": f"\x1b[2J\u202e\ud800{breaks}"}, "sourceIPAddress": "\x9b1m", "eventID": "\r\x07"}
     path.write_bytes(gzip.compress(json.dumps({"Records": [{**record, **odd}]}).encode()))
     for more in ((), ("--json",)):
         capsys.readouterr()
         assert main(site.words(*more)) == 13
-        told = "".join(capsys.readouterr())
+        out, err = capsys.readouterr()
+        told = out + err
+        assert [line.split(":")[0] for line in err.split("\n")].count("error") == 1
+        assert more or [line.split()[0] for line in out.split("\n") if line] == ["problem"]
+        assert not more or [one["what"].isprintable() for one in json.loads(out)["findings"]] == [True]
         assert "named no digest" in told
         assert all(char.isprintable() or char == "\n" for char in told), more
 
@@ -406,14 +436,14 @@ def test_nothing_that_a_terminal_obeys_is_printed_of_a_log(site: Site, capsys: O
     ("words", "code", "told"),
     [
         (["--kms-log", "LOG"], 2, "an audit wants both"),
-        (["--key", "kms:alias/x"], 2, "an audit wants both"),
-        (["--kms-log", "/nowhere", "--key", "KEY"], 2, "no such file: /nowhere"),
-        (["--kms-log", "LOG", "--key", "file:/k"], 2, "not a key in KMS"),
-        (["--kms-log", "LOG", "--key", "kms:alias/none"], 14, "there is no KMS key alias/none"),
-        (["--kms-log", "LOG", "--key", "KEY", "--since", "yesterday"], 2, "not a time: 'yesterday'"),
-        (["--kms-log", "LOG", "--key", "KEY", "--since", "10m"], 2, "--since 10m is not before --until 30m"),
-        (["--kms-log", "STORE", "--key", "KEY"], 13, "not a log of CloudTrail"),
-        (["--kms-log", "EMPTY", "--key", "KEY"], 2, "no log file"),
+        (["--kms-key", "kms:alias/x"], 2, "an audit wants both"),
+        (["--kms-log", "/nowhere", "--kms-key", "KEY"], 2, "no such file: /nowhere"),
+        (["--kms-log", "LOG", "--kms-key", "file:/k"], 2, "not a key in KMS"),
+        (["--kms-log", "LOG", "--kms-key", "kms:alias/none"], 14, "there is no KMS key alias/none"),
+        (["--kms-log", "LOG", "--kms-key", "KEY", "--since", "yesterday"], 2, "not a time: 'yesterday'"),
+        (["--kms-log", "LOG", "--kms-key", "KEY", "--since", "10m"], 2, "--since 10m is not before --until 30m"),
+        (["--kms-log", "STORE", "--kms-key", "KEY"], 13, "not a log of CloudTrail"),
+        (["--kms-log", "EMPTY", "--kms-key", "KEY"], 2, "no log file"),
     ],
 )
 def test_what_cannot_be_audited_is_an_error_that_says_why(
@@ -441,7 +471,7 @@ def test_by_default_the_day_up_to_half_an_hour_ago_counts(site: Site, capsys: Ou
         site.policy,
         "--kms-log",
         str(site.log),
-        "--key",
+        "--kms-key",
         site.keys[1],
         "--json",
     ]
@@ -451,3 +481,32 @@ def test_by_default_the_day_up_to_half_an_hour_ago_counts(site: Site, capsys: Ou
     assert until - since == timedelta(days=1)
     assert abs(datetime.now(timezone.utc) - until - timedelta(minutes=30)) < timedelta(minutes=5)
     assert (found["logged"], found["stored"]) == (0, 0)
+
+
+def test_files_that_are_passed_over_are_a_note(site: Site, capsys: Output, tmp_path: Path) -> None:
+    site.publish()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/looked-up.txt").write_text("{}")
+    found = site.audit(capsys, "--kms-log", str(site.log), log=site.signatures()[0][0])
+    assert found["findings"] == []
+    (tmp_path / "logs/silent.json").write_text('{"Records": []}')
+    (note,) = site.audit(capsys, "--kms-log", str(tmp_path / "logs"))["findings"]
+    assert (note["is_problem"], note["where"]) == (False, "logs")
+    assert note["what"] == f"1 files are not named as logs are (`*.json`, `*.json.gz`): {tmp_path}/logs/looked-up.txt"
+
+
+def test_a_variable_with_a_key_alone_asks_for_no_audit_and_serves_one_that_is_asked_for(
+    site: Site, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.publish()
+    words = ["fsck", site.store.url, "--trust", site.policy]
+    monkeypatch.setenv("CACHEPIPE_KEY", "file:/of/keygen")
+    assert main(words) == 0
+    monkeypatch.setenv("CACHEPIPE_KMS_KEY", " ".join(site.keys))
+    assert main(words) == 0
+    window = ["--kms-log", str(site.log), "--since", "1h", "--until", SOON]
+    capsys.readouterr()
+    assert main([*words, *window, "--json"]) == 0
+    assert counts(json.loads(capsys.readouterr().out)) == [(1, 1), (1, 1)]
+    monkeypatch.delenv("CACHEPIPE_KMS_KEY")
+    assert main([*words, *window]) == 2
