@@ -311,7 +311,7 @@ def compare(
 
 def _is_of_its_time(event: SignEvent, one: StoredSignature) -> bool:
     """Tells whether a publisher can have signed then what was written as it was: it signs, then it writes."""
-    return one.written_at - TO_WRITE - SLACK <= event.time <= one.written_at + SLACK
+    return -SLACK <= one.written_at - event.time <= TO_WRITE + SLACK
 
 
 def _alone(key: AuditedKey, event: SignEvent, one: StoredSignature | None, now: datetime, may_be_gone: bool) -> Finding:
@@ -336,9 +336,9 @@ def _pair(key: AuditedKey, events: Sequence[SignEvent], one: StoredSignature, wi
     made_at, times = one.created_at, [event.time for event in events]
     if made_at is None or not any(time in window for time in (*times, one.written_at)):
         return
-    if made_at - SLACK > max(times):
+    if made_at - max(times) > SLACK:
         yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED_LATER} {timestamp(made_at)}")
-    if made_at + LONGEST < min(times):
+    if min(times) - made_at > LONGEST:
         yield Finding(True, one.where, f"{_by(key)} at {told}: {_DATED_BEFORE} {timestamp(made_at)}: {_RAN_LONG}")
 
 

@@ -10,13 +10,13 @@ A signature counts where it is the key's over the bytes beneath it: junk under a
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from cachepipe.adapters.log_files import find_logs, read_logs
@@ -77,7 +77,7 @@ def audit(store: Store, request: AuditRequest, now: datetime, kms_client: Any = 
         IntegrityError: what is given is no log of CloudTrail.
         StoreError: the store fails.
     """
-    began = time.monotonic()
+    began = monotonic()
     keys = {
         key.keyid: (key, public) for key, public in (_look_up(address, kms_client) for address in request.keys)
     }  # 1
@@ -87,10 +87,8 @@ def audit(store: Store, request: AuditRequest, now: datetime, kms_client: Any = 
     for what, data in read_logs(files.logs):
         log.add(data, what)
     look = _Look(store, {keyid: public for keyid, (_, public) in keys.items()}, request.window)
-    read_s = timedelta(
-        seconds=time.monotonic() - began
-    )  # a long log takes minutes, and objects tell their ages from now on
-    stored = look.signatures(now + read_s)  # 3
+    # A long log takes minutes, and objects tell their ages from now on.
+    stored = look.signatures(now + timedelta(seconds=monotonic() - began))  # 3
     findings = [*_passed_over(files.others), *look.findings()]
     for key in audited:  # 4
         own = [one for one in stored if one.keyid == key.keyid]

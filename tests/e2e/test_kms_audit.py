@@ -24,9 +24,10 @@ from cachepipe.adapters.store import TrustChoice, open_store
 from cachepipe.cli.main import main
 from cachepipe.domain import trust
 from cachepipe.domain.index import PAYLOAD_TYPE
-from cachepipe.domain.kms_log import claim
+from cachepipe.domain.kms_log import Window, claim
 from cachepipe.domain.layout import index_key, statement_key
 from cachepipe.errors import StoreError, TrustError
+from cachepipe.workflows import audit
 from cachepipe.workflows.publish import rehearse
 from tests.support.kms import REGION, kms_server
 from tests.support.restoring import Published, publish_release
@@ -370,6 +371,16 @@ def test_a_log_with_a_gap_is_told_by_every_object_that_it_does_not_explain(site:
         "earlier and copied here"
         for key, by in zip((statement_key(artifact), index_key("demo", "stable", 1)), site.keys, strict=True)
     ]
+
+
+def test_a_log_that_takes_an_hour_to_read_makes_nothing_older(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.publish()
+    now = datetime.now(timezone.utc)
+    store = open_store(site.store.url, site.trust)
+    request = audit.AuditRequest([site.log], site.keys, Window(now - timedelta(hours=9), now + timedelta(hours=1)))
+    clock = iter((0.0, 7200.0))
+    monkeypatch.setattr(audit, "monotonic", lambda: next(clock))
+    assert audit.audit(store, request, now - timedelta(hours=2)).findings == ()
 
 
 def test_a_log_that_says_nothing_of_a_key_is_no_clean_audit(site: Site, capsys: Output, tmp_path: Path) -> None:

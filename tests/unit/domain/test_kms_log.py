@@ -307,6 +307,7 @@ def test_what_gc_may_have_removed_is_a_note_and_an_index_version_never_is() -> N
 def test_a_signature_of_what_says_that_it_was_made_later_is_told() -> None:
     for created_at, is_told in (
         (MIDDLE + SLACK + SECOND, True),
+        (datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc), True),
         (MIDDLE + SLACK, False),
         (MIDDLE - LONGEST, False),
     ):
