@@ -297,11 +297,11 @@ def compare(
     held = {one.digest: one for one in sorted(stored, key=lambda one: (one.written_at, one.where), reverse=True)}
     for digest, events in named.items():
         one = held.get(digest)
-        fits = [event for event in events if one is not None and _is_of_its_time(event, one)]
-        if one is not None and fits:
-            yield from _pair(key, fits, one, window)
+        if one is not None and any(_is_of_its_time(event, one) for event in events):
+            yield from _pair(key, events, one, window)
+            continue
         for event in events:
-            if event.time in window and (one is None or not _is_of_its_time(event, one)):
+            if event.time in window:
                 yield _alone(key, event, one, now, may_be_gone)
     inner = Window(window.since + SLACK, window.until - SLACK)
     for digest, one in held.items():
@@ -329,11 +329,11 @@ def _alone(key: AuditedKey, event: SignEvent, one: StoredSignature | None, now: 
 
 
 def _pair(key: AuditedKey, events: Sequence[SignEvent], one: StoredSignature, window: Window) -> Iterator[Finding]:
-    """Yields what is wrong with a signature and the events that bear its name, at least one."""
+    """Yields what is wrong with a signature and the events that bear its name, at least one of its time."""
     told = "; ".join(map(_told, events[:_NAMED])) + ("; …" if len(events) > _NAMED else "")
     if len(events) > 1 and any(event.time in window for event in events):
         yield Finding(True, one.where, f"{_by(key)} {len(events)} times by the log: {told}: {_TOO_OFTEN}")
-    made_at, times = one.created_at, [event.time for event in events]
+    made_at, times = one.created_at, [event.time for event in events if _is_of_its_time(event, one)]
     if made_at is None or not any(time in window for time in (*times, one.written_at)):
         return
     if made_at - max(times) > SLACK:

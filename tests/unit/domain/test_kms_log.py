@@ -283,6 +283,15 @@ def test_a_text_that_was_put_back_is_no_partner_for_what_was_signed_long_after_i
         assert [("made long before, at" in finding.what) for finding in told] == [True] * is_told
 
 
+def test_two_events_of_one_name_share_no_partner_though_one_is_of_another_time_and_before_the_window() -> None:
+    """A thief removes what was written some hours ago, writes it anew, and signs under its name."""
+    for hours in (3, 20):
+        first = MIDDLE - timedelta(hours=hours)
+        told = said(record(digest(1), first), record(digest(1)), held=(stored(1, created_at=first),))
+        assert told.startswith("v1/1: signed by kms:alias/build 2 times by the log: ")
+    assert MIDDLE - timedelta(hours=20) not in WINDOW
+
+
 def test_what_gc_removed_and_someone_copied_back_is_a_note_and_a_signature_after_the_object_never_is() -> None:
     wide = Window(NOW - timedelta(days=60), NOW)
     for written, is_problem in ((timedelta(days=3), False), (timedelta(days=50), True)):
