@@ -141,8 +141,7 @@ def error_object(error: CachepipeError) -> dict[str, str | int]:
 
 def print_error(error: CachepipeError) -> None:
     """Prints one `error:` line for each line of the message, and the hint, on stderr."""
-    for line in (str(error).strip("\n") or type(error).__name__).split(
-        "\n"
-    ):  # no other character breaks one: names may hold them
+    text = str(error).strip("\n") or type(error).__name__
+    for line in text.split("\n"):  # nothing else breaks one: names may hold whatever `splitlines` goes by
         say(f"error: {line.expandtabs()}")
     say(f"hint: {error.hint}")

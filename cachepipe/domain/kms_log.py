@@ -322,7 +322,7 @@ def _alone(key: AuditedKey, event: SignEvent, one: StoredSignature | None, now: 
     where = key.address
     if one is not None:
         where, told = one.where, f"{_by(key)} at {_told(event)}, but written at {timestamp(one.written_at)}"
-    is_before = one is None or event.time < one.written_at  # what was removed may have been published again
+    is_before = one is None or event.time < one.written_at  # what was removed may have been copied back
     is_old = may_be_gone and is_before and (now - event.time).total_seconds() > FLOORS.published_s
     why = _MAY_BE_GONE if is_old else _HIDDEN if one is None else _APART
     return Finding(not is_old, where, f"{told}: {why}")

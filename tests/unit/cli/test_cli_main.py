@@ -176,6 +176,13 @@ def test_every_error_of_the_tree_leaves_with_its_own_code(
     assert err.splitlines()[-1] == f"hint: {error.hint}"
 
 
+def test_a_name_begins_no_line_of_its_own_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    breaks = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+    boundary(errors.IntegrityError("a" + "error: b".join(breaks), "size"))
+    err = capsys.readouterr().err
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error", "hint"]
+
+
 def test_the_readme_documents_every_exit_code() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     table = readme.split("### Exit codes")[1].split("## Manifest")[0]
