@@ -70,12 +70,12 @@ def _call_overdue() -> None:
     for name in list(_hooks):
         module = _imported(name)
         if module is not None:
-            for hook in _take(name):
+            for hook in _take(name, removes=False):  # an import is walking over the finders
                 _call(hook, module)
 
 
-def _take(name: str, hook: Hook | None = None) -> list[Hook]:
-    """Returns and drops one hook of a module, or all; without any hook left our finder is gone too."""
+def _take(name: str, hook: Hook | None = None, *, removes: bool = True) -> list[Hook]:
+    """Returns and drops one hook of a module, or all; without any hook left our finder is gone too, or idle."""
     with _lock:
         waiting = _hooks.get(name, [])
         taken = [one for one in waiting if hook is None or one is hook]
@@ -84,8 +84,8 @@ def _take(name: str, hook: Hook | None = None) -> list[Hook]:
             _hooks[name] = left
         else:
             _hooks.pop(name, None)
-        if not _hooks:  # a new list: an import may be walking over the one that is there
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
+        if not _hooks and removes and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
         return taken
 
 

@@ -95,6 +95,19 @@ def watch_limit(convert_frame: Any, on_limit: Callable[[], None]) -> None:
     convert_frame.exceeds_recompile_limit = exceeds_recompile_limit
 
 
+def runs_eager(error: BaseException) -> bool:
+    """Tells whether torch answers the call eager whose compile ends in an error right now, in this thread."""
+    from torch._dynamo.exc import Unsupported, UserError
+
+    places = [frame.f_locals.get("one_graph") for frame in _frames() if _is_compile(frame)]
+    return isinstance(error, (Unsupported, UserError)) and places[:1] == [False]
+
+
+def _is_compile(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return frame.f_code.co_name == "_compile" and file.endswith(os.path.join("_dynamo", "convert_frame.py"))
+
+
 def compiling() -> Compiling:
     """Returns the facts of the compile whose callback runs in this thread; never raises."""
     try:
@@ -107,7 +120,7 @@ def _compiling() -> Compiling:
     inner, call_site = None, ""
     for frame in _frames():
         file = frame.f_code.co_filename
-        if frame.f_code.co_name == "_compile" and file.endswith(os.path.join("_dynamo", "convert_frame.py")):
+        if _is_compile(frame):
             inner = inner or frame
         if not call_site and not _is_plumbing(file):
             call_site = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -68,6 +68,8 @@ TABLE: tuple[Name, ...] = (
     Name("torch._dynamo.eval_frame", "_stance"),
     Name("torch._dynamo.exc", "BackendCompilerFailed"),
     Name("torch._dynamo.exc", "UncapturedHigherOrderOpError"),
+    Name("torch._dynamo.exc", "Unsupported"),
+    Name("torch._dynamo.exc", "UserError"),
     Name("torch._functorch.config", "enable_autograd_cache"),
     Name("torch._functorch.config", "error_on_custom_op_aliasing"),
     Name("torch._functorch._aot_autograd.autograd_cache", "log"),

@@ -66,8 +66,8 @@ def set_matmul_precision(wanted: str) -> Callable[[], None]:
     """Sets torch's matmul precision; returns what puts the earlier one back, in both of torch's ways to tell it.
 
     `highest` is left as torch starts: the older call makes `ieee` of the newer switches' `none`, which computes the same and is
-    another key, so that a service that sets nothing would find nothing outside `entry.context()`. What is so already is not
-    touched, not even for a moment in which another thread could look.
+    another key, so that a service that sets nothing would find nothing outside `entry.context()`. Where that is so already
+    nothing is touched, not even for a moment in which another thread could look.
     """
     switches, before = _precision_switches(), _unless_mixed(torch.get_float32_matmul_precision)
     general = [(owner, precision) for owner, precision in _general_switches() if precision != "none"]
@@ -246,7 +246,7 @@ def run_uncompilable_graphs(tell: Callable[[], None]) -> None:
     before a graph break.
 
     Args:
-        tell: called for each such graph.
+        tell: called for each such graph; that of the first call stays.
 
     Source: torch/__init__.py (`_TorchCompileInductorWrapper.__call__` imports the name at each call), _dynamo/exc.py
     (`BackendCompilerFailed`; other exceptions of its base steer the trace), read in 2.11.0 and 2.13.0.

@@ -95,7 +95,7 @@ class Session:
         self.buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
         self.import_s = self.build_s = self.ready_s = 0.0
         self.load_s = 0.0
-        """Of native functions, until a first call has counted it."""
+        """Of `torch.compile` or the native functions, until a first call has counted it."""
 
     def start(self) -> Any:
         """Steps 1 and 2: returns the prepared model."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phases:
-    """A first call by where its time went; the sum is the call's wall time."""
+    """A first call by where its time went, `torch.compile` before it included; the sum is the wall time of both."""
 
     trace_s: float = 0.0
     """Dynamo: bytecode, guards."""
     lookup_s: float = 0.0
     """Key computation, cache reads, unpickling."""
     load_s: float = 0.0
-    """Import of wrappers, loading of native objects and cubins."""
+    """Import of torch's compile stack and of wrappers, loading of native objects and cubins."""
     compile_s: float = 0.0
     """Lowering and compiling: what a miss costs."""
     run_s: float = 0.0

@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cachepipe.adapters.torch_compiling import (  # hooks run in the middle of imports and make none
+    watch_compiles,
+    watch_limit,
+)
 from cachepipe.domain.evidence import Work
 from cachepipe.errors import LateCompileError
 from cachepipe.importing import when_imported
-from cachepipe.runtime import backports, garbage
+from cachepipe.runtime import attempts, backports, garbage
 from cachepipe.runtime.details import expected_graphs, restored_device, tell_misses
 from cachepipe.runtime.events import say
 from cachepipe.runtime.late import LateCompile, LateWatch
@@ -50,6 +54,8 @@ class Attached:
     """As `LateCompile.settings`, of the compile in progress."""
     late_watch: LateWatch = field(init=False)
     is_restored: bool = field(default_factory=lambda: bool(os.environ.get("CACHEPIPE_ROOT")))
+    holds_garbage: int = 0
+    """Open compiles for which the collector is held back."""
     is_ready: bool = False
     is_tried: bool = False
     """The attempt marks were made."""
@@ -186,11 +192,9 @@ def _begin_attempts(attached: Attached) -> None:
     digests = [digest for digest in os.environ.get("CACHEPIPE_RESTORED", "").split(",") if digest]
     if not folder or not start:
         return
-    from cachepipe.runtime.attempts import begin
-
     for digest in digests:
         try:
-            attached.attempts.append(begin(folder, digest, f"{start}.{os.getpid()}"))
+            attached.attempts.append(attempts.begin(folder, digest, f"{start}.{os.getpid()}"))
         except OSError as error:
             say("attach", problem=f"no quarantine: {error}")
 
@@ -200,8 +204,6 @@ def _torch_version() -> str:
 
 
 def _watch_compiles(module: ModuleType) -> None:
-    from cachepipe.adapters.torch_compiling import watch_compiles
-
     try:
         watch_compiles(module, _on_compile_start, _on_compile_end)
     except AttributeError:
@@ -211,8 +213,6 @@ def _watch_compiles(module: ModuleType) -> None:
 
 
 def _watch_limit(module: ModuleType) -> None:
-    from cachepipe.adapters.torch_compiling import watch_limit
-
     watch_limit(module, _on_limit)
 
 
@@ -221,6 +221,7 @@ def _on_limit() -> None:
     if attached is None:
         return
     try:
+        _compare_settings(attached)
         attached.late_watch.limit(attached.changed, attached.is_ready)
     except LateCompileError:
         raise
@@ -235,6 +236,7 @@ def _on_compile_start(args: Any) -> None:
     attached.last_compile = time.monotonic()
     attached.compiles_open += 1
     if attached.is_restored and not attached.is_ready:  # requests of other threads leave garbage too, of any size
+        attached.holds_garbage += 1
         garbage.begin()
     _begin_attempts(attached)
     attached.recorder.hear()
@@ -264,7 +266,8 @@ def _on_compile_end(args: Any) -> None:
         return
     attached.last_compile = time.monotonic()
     attached.compiles_open -= 1
-    if attached.is_restored:
+    if attached.holds_garbage:
+        attached.holds_garbage -= 1
         garbage.end()
     attached.compiles_ended += 1
     if attached.is_ready:

@@ -1,6 +1,6 @@
 """What a restored start must not do and some versions of torch still do: one table, applied in the service's process.
 
-A back-port acts only on files of the restored folder and only on the versions it was checked against; on every other
+A back-port acts only on files of the restored folder (`templates` and `triton-digest` on what a hit does not need of torch and Triton) and only on the versions it was checked against; on every other
 version nothing is changed and the service is told in one line which version it is. None of them enters a cache key.
 """
 

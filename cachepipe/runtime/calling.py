@@ -145,8 +145,15 @@ class ProcessWide:
                 self._is_busy = False
 
     def _pop(self) -> None:
-        while self._levels and not self._levels[-1].holders:
-            self._levels.pop().put_back()
+        """Takes out what nobody holds; from below another level, that one puts back what was there before both."""
+        for number in reversed(range(len(self._levels))):
+            if self._levels[number].holders:
+                continue
+            level = self._levels.pop(number)
+            if number == len(self._levels):
+                level.put_back()
+            else:
+                self._levels[number].put_back = level.put_back
 
     def _after_fork(self) -> None:
         """Other threads, and what they held, are not in the child."""

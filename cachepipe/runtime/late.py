@@ -38,8 +38,8 @@ class LateCompile:
     reason: str = ""
     """The guard that failed."""
     outcome: str = "compiled"
-    """`compiled`, `hit` (everything came from the cache), `failed` (the call raises), `refused` in strict mode, or `eager`: torch's
-    recompile limit was reached, and whatever else this function is called with runs eager unseen."""
+    """`compiled`, `hit` (everything came from the cache), `failed` (the call raises), `refused` in strict mode, or `eager`: torch could
+    not trace it, or its recompile limit was reached and whatever else this function is called with runs eager unseen."""
 
 
 class LateWatch:
@@ -90,7 +90,11 @@ class LateWatch:
 
         what, is_refused = compiling(), self.is_strict and is_ready
         outcome = "refused" if is_refused else "eager"
-        self._keep(LateCompile("-", dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason, outcome))
+        found = LateCompile("-", dict(what.sizes), 0.0, changed, what.place, what.call_site, what.reason, outcome)
+        if not is_ready:
+            _tell(found, say, "compile")
+            return
+        self._keep(found)
         if is_refused:
             raise late_compile_error(what, self._remedy(what.reason, changed))
 
@@ -100,6 +104,8 @@ class LateWatch:
 
     def end(self) -> None:
         """At the end callback, which torch also calls after `begin` has raised."""
+        from cachepipe.adapters.torch_compiling import runs_eager
+
         late, self._open = self._open, None
         if late is None:
             return
@@ -108,8 +114,9 @@ class LateWatch:
             late.seconds = time.monotonic() - self._began
             seen = self._recorder.lookups[self._lookups :]
             late.outcome = "hit" if seen and all(one.outcome == "hit" for one in seen) else "compiled"
-            if sys.exc_info()[1] is not self._handled:
-                late.outcome = "failed"
+            error = sys.exc_info()[1]
+            if error is not None and error is not self._handled:
+                late.outcome = "eager" if runs_eager(error) else "failed"
             log = self._recorder.logs.get("-")
             late.sizes = late.sizes or (dict(log.sizes) if log else {})
         self._keep(late)
@@ -122,7 +129,7 @@ class LateWatch:
         _tell(late, say)
 
 
-def _tell(late: LateCompile, tell: Callable[..., None]) -> None:
+def _tell(late: LateCompile, tell: Callable[..., None], event: str = "late_compile") -> None:
     sizes = " ".join(f"{name}:{'x'.join(map(str, size))}" for name, size in late.sizes.items())
     facts = {
         "start": os.environ.get("CACHEPIPE_START_ID", "-"),
@@ -135,4 +142,4 @@ def _tell(late: LateCompile, tell: Callable[..., None]) -> None:
         "reason": late.reason,
         "settings": "; ".join(late.settings),
     }
-    tell("late_compile", **{name: value for name, value in facts.items() if value != ""})
+    tell(event, **{name: value for name, value in facts.items() if value != ""})

@@ -82,7 +82,7 @@ class Entry:
             with rarely_collected():  # torch.compile imports torch._dynamo
                 compiled = compile_model(spec, prepared, is_served=True)
             if not is_able:
-                self._run_uncompilable_graphs()
+                _run_uncompilable_graphs()
             return compiled
 
         if spec.engine != AOT:
@@ -93,20 +93,6 @@ class Entry:
         listener = attaching.engine_listener(spec.id)
         replays = replays_graphs(spec.device, spec.mode, spec.options)
         return engine_model(prepared, folder, spec.device, listener, traced, replays)
-
-    def _run_uncompilable_graphs(self) -> None:
-        """For images without a compiler: what the artifact lacks runs eager, the first time with a line on stderr."""
-        from cachepipe.adapters.torch_settings import run_uncompilable_graphs
-
-        said: list[bool] = []
-
-        def tell() -> None:
-            if not said:
-                said.append(True)
-                reason = "not in the artifact, and there is no C++ compiler on PATH"
-                attaching.say("compile", entry=self.name, outcome="eager", reason=reason)
-
-        run_uncompilable_graphs(tell)
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -157,6 +143,21 @@ class Entry:
     def covered(self, **dims: int) -> bool:
         """Tells whether a call with these sizes finds its graphs in the artifact; False on a cold start."""
         return self.spec is not None and is_covered(self.spec, dims)
+
+
+def _run_uncompilable_graphs() -> None:
+    """For images without a compiler: what the artifact lacks runs eager, the first of the process with a line on stderr."""
+    from cachepipe.adapters.torch_settings import run_uncompilable_graphs
+
+    said: list[bool] = []
+
+    def tell() -> None:
+        if not said:
+            said.append(True)
+            reason = "not in the artifact, and there is no C++ compiler on PATH"
+            attaching.say("compile", outcome="eager", reason=reason)
+
+    run_uncompilable_graphs(tell)
 
 
 def entry(name: str, *, dtype: str | None = None, mode: str | None = None) -> Entry:

@@ -18,6 +18,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -99,11 +100,12 @@ def doctor(request: DoctorRequest, now: datetime) -> Checkup:
             Question("folders", name, partial(_cache_folder, name, path, environment))
             for name, path in _cache_folders(root, environment).items()
         ),
-        Question("folders", "restored", lambda: _all_marked(request)),
+        Question("folders", "restored", lambda: _all_marked(root, names, environment)),
         Question("quarantine", "starts", lambda: _quarantine(request)),
     ]
     of_store = store_checks(request.store, names, request.channel, now, request.probes_store, request.trust)
-    return Checkup((*answers(questions), *of_store))
+    of_files = _all_files(request) if request.reads_files else []  # as long as it takes: no question with a limit
+    return Checkup((*answers(questions), *of_files, *of_store))
 
 
 # --- 1 machine -------------------------------------------------------------------------------------------------------
@@ -311,16 +313,23 @@ def _restored(root: str, names: tuple[str, ...]) -> list[Path]:
     return [path for path in folders if not names or path.name in names]
 
 
-def _all_marked(request: DoctorRequest) -> list[Check]:
-    folders = _restored(request.cache_root, request.names)
-    return [check for folder in folders for check in _marked(folder, request.environment, request.reads_files)]
+def _all_marked(root: str, names: tuple[str, ...], environment: Mapping[str, str]) -> list[Check]:
+    return [check for folder in _restored(root, names) for check in _marked(folder, environment)]
+
+
+def _all_files(request: DoctorRequest) -> list[Check]:
+    rows = []
+    for folder in _restored(request.cache_root, request.names):
+        with suppress(OSError, CachepipeError):  # told by "restored"
+            rows += file_checks(folder, _read_marker(folder))
+    return rows
 
 
 def _read_marker(folder: Path) -> markers.Marker:
     return markers.read_marker(cachedir.read_own(str(folder / markers.PATH), LIMITS.table_raw_bytes))
 
 
-def _marked(folder: Path, environment: Mapping[str, str], reads_files: bool) -> list[Check]:
+def _marked(folder: Path, environment: Mapping[str, str]) -> list[Check]:
     name = f"restored {folder.name}"
     try:
         marker = _read_marker(folder)
@@ -336,7 +345,7 @@ def _marked(folder: Path, environment: Mapping[str, str], reads_files: bool) -> 
         rows.append(
             Check("folders", name, f"was restored at {marker.root}", WARN, "restore it again where it lies now")
         )
-    return rows + (file_checks(folder, marker) if reads_files else [])
+    return rows
 
 
 # --- 5 quarantine ----------------------------------------------------------------------------------------------------

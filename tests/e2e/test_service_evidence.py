@@ -134,14 +134,30 @@ try:
     model(torch.ones(4, 7))
 except Exception as error:
     answers.append(isinstance(error, (RuntimeError, torch._dynamo.exc.TorchRuntimeError)))
+class Breaks(torch.nn.Module):
+    def forward(self, x):
+        for one in [1, 2]:
+            with torch.no_grad() if len(x) > 3 else torch.enable_grad():
+                try:
+                    torch._dynamo.graph_break()
+                finally:
+                    x = x + one
+        return x
+for fullgraph in (False, True):
+    torch._dynamo.reset()
+    try:
+        answers.append(torch.compile(Breaks(), fullgraph=fullgraph)(torch.ones(4)).sum().item())
+    except torch._dynamo.exc.Unsupported:
+        answers.append("unsupported")
 print(json.dumps([answers, [late["outcome"] for late in cachepipe.report()["late_compiles"]]]))
 """
     done = run(tmp_path, body)
     assert done.returncode == 0, done.stderr
     answers, outcomes = json.loads(done.stdout)
-    assert answers == [5, 6, 4, 5, "LateCompileError", "LateCompileError", True]
+    assert answers == [5, 6, 4, 5, "LateCompileError", "LateCompileError", True, 16.0, "unsupported"]
     assert outcomes[:3] == ["eager", "refused", "refused"]
-    assert outcomes[3] in ("hit", "compiled") and outcomes[4:] == ["failed"], outcomes
+    assert outcomes[3] in ("hit", "compiled") and outcomes[4] == "failed", outcomes
+    assert "eager" in outcomes[5:-1] and outcomes[-1] == "failed", outcomes
 
 
 def test_case_m2_a_recorded_process_finds_what_plain_torch_built_and_builds_the_same_keys(tmp_path: Path) -> None:

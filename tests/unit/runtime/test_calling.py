@@ -339,6 +339,21 @@ def test_a_setting_that_cannot_be_set_or_is_interrupted_is_held_by_nobody() -> N
     assert not shared._levels and not shared._let_go
 
 
+def test_requests_of_two_settings_that_never_all_end_at_once_leave_no_more_levels_than_there_are_holders() -> None:
+    value = Value()
+    shared = ProcessWide(value.put)
+    last = shared.held("first")
+    last.__enter__()
+    for number in range(200):
+        following = shared.held("ab"[number % 2])
+        following.__enter__()
+        last.__exit__(None, None, None)
+        last = following
+        assert len(shared._levels) == 1 and value.now == "ab"[number % 2]
+    last.__exit__(None, None, None)
+    assert not shared._levels and value.now == "found"
+
+
 def test_requests_that_a_signal_ends_anywhere_hold_nothing_afterwards() -> None:
     value = Value()
     shared = ProcessWide(value.put)

@@ -168,6 +168,20 @@ def test_a_key_that_fails_fails_as_ever_and_leaves_the_module_as_it_was(site: Pa
     assert vars(module) == {**before, "reads": module.reads}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hashlib.file_digest(open(__file__, 'rb'), 'md5')",
+        "open(__file__, mode='rb').close()",
+        "hashlib.sha256().block_size",
+    ],
+)
+def test_a_key_that_wants_more_of_python_than_there_is_for_it_is_made_as_ever(site: Path, line: str) -> None:
+    path = site / "triton" / "runtime" / "cache.py"
+    path.write_text(path.read_text().replace("    whole = hashlib", f"    {line}\n    whole = hashlib"))
+    assert patched(site).triton_key() == loaded(site).triton_key()
+
+
 def test_threads_that_ask_at_once_all_get_the_key(site: Path) -> None:
     wanted = loaded(site).triton_key()
     with ThreadPoolExecutor(8) as pool:

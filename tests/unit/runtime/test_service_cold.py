@@ -70,11 +70,11 @@ sys.path[:0] = {path!r}
 import torch
 import case_models
 from cachepipe.adapters.torch_settings import can_compile
-from cachepipe.runtime.service import Entry
+from cachepipe.runtime.service import _run_uncompilable_graphs
 
 assert not can_compile({root!r})
-Entry("small", None)._run_uncompilable_graphs()
-Entry("small", None)._run_uncompilable_graphs()
+_run_uncompilable_graphs()
+_run_uncompilable_graphs()
 
 class Counts(torch.nn.Module):
     def __init__(self):
@@ -134,4 +134,4 @@ def test_a_graph_that_nothing_can_compile_runs_eager_once_with_one_line_whatever
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["theirs", "True"]
-    assert done.stderr.count("cachepipe compile entry=small outcome=eager") == 1
+    assert done.stderr.count("cachepipe compile outcome=eager") == 1
