@@ -73,7 +73,7 @@ def set_matmul_precision(wanted: str) -> Callable[[], None]:
     general = [(owner, precision) for owner, precision in _general_switches() if precision != "none"]
     told = before, switches
     if not (before == wanted == "highest" and all(precision == "none" for _, precision in switches)):
-        before = _write_precision(wanted, switches, general)
+        before = _write_precision(before, wanted, switches, general)
 
     def put_back() -> None:
         if told == (_unless_mixed(torch.get_float32_matmul_precision), _precision_switches()):
@@ -88,9 +88,8 @@ def set_matmul_precision(wanted: str) -> Callable[[], None]:
     return put_back
 
 
-def _write_precision(wanted: str, switches: list[tuple[Any, str]], general: list[tuple[Any, str]]) -> str:
+def _write_precision(before: str, wanted: str, switches: list[tuple[Any, str]], general: list[tuple[Any, str]]) -> str:
     """Returns what the older way told before; `mixed` where torch refuses even after the newer one says nothing against it."""
-    before = _unless_mixed(torch.get_float32_matmul_precision)
     if before == "mixed":
         for switch, _ in switches:
             switch.fp32_precision = "ieee"
@@ -239,6 +238,10 @@ def can_compile(root: str = "") -> bool:
     return torch.cuda.is_available() or is_real
 
 
+_RUNS_UNCOMPILABLE = "runs_uncompilable_graphs"
+"""Marks our own function: a decorator that torch may put on its own leaves `__wrapped__` too."""
+
+
 def run_uncompilable_graphs(tell: Callable[[], None]) -> None:
     """Has torch run a graph as it is where its backend cannot compile it, in this process and from now on.
 
@@ -256,7 +259,7 @@ def run_uncompilable_graphs(tell: Callable[[], None]) -> None:
 
     module: Any = imported
     original: Callable[..., Any] = module.compile_fx
-    if hasattr(original, "__wrapped__"):
+    if hasattr(original, _RUNS_UNCOMPILABLE):
         return
 
     @functools.wraps(original)
@@ -271,6 +274,7 @@ def run_uncompilable_graphs(tell: Callable[[], None]) -> None:
         tell()
         return graph
 
+    setattr(compile_fx, _RUNS_UNCOMPILABLE, True)
     module.compile_fx = compile_fx
 
 
