@@ -23,7 +23,7 @@ from tests.gpu.test_gpu_release import MANIFEST, MODEL, Built, Silence, has_gpu
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not has_gpu(), reason="no GPU is visible")]
 
 NATIVE = MANIFEST.replace("    inputs:", "    compile: {{engine: aot}}\n    inputs:")
-MODES = ["max-autotune", "default"]
+MODES = ("max-autotune", "default")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("gpu-engine")
     (root / "gpu_model.py").write_text(MODEL)
     manifest = root / "manifest.yaml"
-    manifest.write_text(NATIVE.format(root=root))
+    manifest.write_text(NATIVE.format(root=root, modes=", ".join(MODES)))
     progress = Lines(Silence(), lambda: 0.0)  # type: ignore[arg-type]
     (summary,) = build(
         BuildRequest(manifest, report=root / "report", allows_noisy=True), progress, datetime.now(timezone.utc)
