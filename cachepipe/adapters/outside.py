@@ -46,6 +46,15 @@ _KNOWN_FOLDERS = (
 """Looked at in the real home, which native code finds without HOME: no more of it, since others write there as well."""
 
 
+def folder_files(root: str) -> set[str]:
+    """Returns the files below a cache folder, without locks and temporaries."""
+    found: set[str] = set()
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in ("locks", ".cachepipe", "__pycache__")]
+        found.update(os.path.join(folder, name) for name in names if not name.endswith((".lock", ".tmp", ".lease")))
+    return found
+
+
 def kind_sizes(root: str) -> dict[str, KindSize]:
     """Returns kind → number and raw bytes of its files below a cache folder; {} for one that is not there."""
     sizes: dict[str, KindSize] = {}

@@ -35,7 +35,16 @@ from cachepipe.adapters.export_log import ExportLog
 from cachepipe.adapters.torch_settings import mode_options
 from cachepipe.adapters.torch_structure import Structure, describe, resolve
 from cachepipe.adapters.torch_text import is_library
-from cachepipe.domain.engine import FILE, FORMAT, BucketFunction, EngineFile, differences, in_words, sealed
+from cachepipe.domain.engine import (
+    FILE,
+    FORMAT,
+    BucketFunction,
+    EngineFile,
+    differences,
+    in_words,
+    sealed,
+    unsteady_places,
+)
 from cachepipe.domain.entry import EntrySpec, bucket_label
 from cachepipe.domain.record import sha256
 from cachepipe.errors import UsageError
@@ -58,12 +67,19 @@ whose locales are not those of the one that torch loaded: `std::regex`, with whi
 `std::bad_cast` or crashes the process.
 """
 _CUDA_OPTIONS: Mapping[str, Any] = types.MappingProxyType({"aot_inductor.embed_kernel_binary": True})
+_NOTHING: Mapping[str, str] = types.MappingProxyType({})
 _CUDA_TOOLS = ("ld", "objcopy")
 """With which torch embeds kernels."""
 
 
-def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
+def export_entry(spec: EntrySpec, model: Any, folder: Path, elsewhere: Mapping[str, str] = _NOTHING) -> None:
     """Writes the native functions of all shape buckets and `engine.json` into an empty folder.
+
+    Args:
+        spec: the entry.
+        model: prepared.
+        folder: is made.
+        elsewhere: the module's description by another process; what differs there is not compared in services.
 
     Raises:
         UsageError: what this model does cannot be done by a native function; the reason is named.
@@ -74,10 +90,12 @@ def export_entry(spec: EntrySpec, model: Any, folder: Path) -> None:
     _prepare_linking(spec.device)
     folder.mkdir(parents=True)
     with ExportLog() as log:
-        _export_into(spec, model, folder, log)
+        _export_into(spec, model, folder, log, elsewhere)
 
 
-def _export_into(spec: EntrySpec, model: torch.nn.Module, folder: Path, log: ExportLog) -> None:
+def _export_into(
+    spec: EntrySpec, model: torch.nn.Module, folder: Path, log: ExportLog, elsewhere: Mapping[str, str]
+) -> None:
     with calling_context(spec):
         ambient = ambient_facts(spec.device)
     _warm_up(spec, model)
@@ -98,11 +116,14 @@ def _export_into(spec: EntrySpec, model: torch.nn.Module, folder: Path, log: Exp
         log.say(f"compiled {bucket_label(shape_bucket)}")
     # 4
     names = tuple(sorted(called.names()))
+    unsteady = unsteady_places(structure.texts, elsewhere)
+    texts = {place: text for place, text in structure.texts.items() if place not in unsteady}
     made = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {str(path.relative_to(folder)): sha256(path.read_bytes()) for path in made}
     facts = EngineFile(
-        FORMAT, torch.__version__, parameter_names(model), names, structure.texts, ambient, tuple(functions), files
+        FORMAT, torch.__version__, parameter_names(model), names, texts, ambient, tuple(functions), files
     )
+    facts = dataclasses.replace(facts, unsteady=unsteady)
     (folder / FILE).write_bytes(sealed(facts))
 
 

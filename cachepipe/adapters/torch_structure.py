@@ -27,6 +27,7 @@ from torch import nn
 
 from cachepipe.adapters.torch_text import const_text, digest_of, is_library, name_of, plain_text, shown
 from cachepipe.adapters.torch_watch import Watch, keys_of, plain_keys
+from cachepipe.domain.record import canonical_bytes, escaped
 
 MAX_DEPTH = 6
 """Objects within objects; what lies deeper stands there by its type."""
@@ -68,6 +69,12 @@ def describe(module: nn.Module, code: Iterable[str]) -> Structure:
         describer.code(name)
     describer.found.watch.pin()
     return describer.found
+
+
+def write_description(module: nn.Module, path: Path) -> None:
+    """Writes the description of a module without code: of its values some may differ from process to process."""
+    texts: Any = describe(module, ()).texts if isinstance(module, nn.Module) else {}
+    path.write_bytes(canonical_bytes(escaped(texts)))
 
 
 class _Describer:

@@ -25,13 +25,13 @@ from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from cachepipe.adapters.outside import OutsideWatch, kind_sizes  # noqa: E402
-from cachepipe.domain.engine import AOT, LAYER, replays_graphs  # noqa: E402
+from cachepipe.adapters.outside import OutsideWatch, folder_files, kind_sizes  # noqa: E402
+from cachepipe.domain.engine import AOT, FILE_BYTES, LAYER, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_of, words_of  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
 from cachepipe.domain.phases import Phases  # noqa: E402
-from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
+from cachepipe.domain.record import canonical_bytes, escaped, parse_json, read_record, to_json  # noqa: E402
 from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
@@ -322,9 +322,14 @@ def run(job: Job) -> EntryEvidence:
         if job.step == "export":
             from cachepipe.adapters.torch_export import export_entry
 
-            export_entry(session.spec, model, Path(job.root, job.engine))
+            elsewhere = parse_json(Path(job.description).read_bytes(), job.description, FILE_BYTES)
+            export_entry(session.spec, model, Path(job.root, job.engine), elsewhere)
             session.ready_s = time.perf_counter() - STARTED
             return session.evidence()
+        if job.description:
+            from cachepipe.adapters.torch_structure import write_description
+
+            write_description(model, Path(job.description))
         function = session.compiled(model)
         with calling_context(session.spec):
             from cachepipe.adapters.torch_settings import ambient_settings
@@ -362,15 +367,6 @@ def tell(**facts: Any) -> None:
         os.write(PROGRESS_FD, (json.dumps(facts) + "\n").encode())
     except OSError:
         pass
-
-
-def folder_files(root: str) -> set[str]:
-    """Returns the files below a cache folder, without locks and temporaries."""
-    found: set[str] = set()
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in ("locks", ".cachepipe", "__pycache__")]
-        found.update(os.path.join(folder, name) for name in names if not name.endswith((".lock", ".tmp", ".lease")))
-    return found
 
 
 def write_evidence(job: Job, evidence: EntryEvidence) -> None:

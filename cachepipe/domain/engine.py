@@ -31,6 +31,7 @@ VARIABLE = "CACHEPIPE_ENGINE"
 """`jit`: the native functions are not used, whatever the artifact holds."""
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Compile modes in which torch replays from CUDA graphs (`torch._inductor.list_mode_options`, whose import takes a second)."""
+_VALUES = ("int", "float", "complex", "str", "bytes")
 MAX_WORDS = 3
 """Differences that are quoted; the rest is counted."""
 
@@ -70,6 +71,8 @@ class EngineFile:
     """Path → SHA-256 of every file beside or below this one. Empty: of a release that kept none; its files are taken as they are."""
     own: str = ""
     """SHA-256 of this record's bytes with this text empty."""
+    unsteady: tuple[str, ...] = ()
+    """Places of the module that are not compared and stand nowhere in `structure`; see `unsteady_places`."""
 
 
 def sealed(facts: EngineFile) -> bytes:
@@ -110,6 +113,22 @@ def differences(built: Mapping[str, str], here: Mapping[str, str]) -> tuple[str,
     found += [f"{place}: built {built[place]}, here missing" for place in built if place not in here]
     found += [f"{place}: not built, here {here[place]}" for place in here if place not in built]
     return tuple(found)
+
+
+def unsteady_places(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the places of plain values that differ between two descriptions of the module by the builder's own processes.
+
+    Such a value (a hash of a text, a time) differs in every service too, so comparing it would refuse them all. Nor need it be
+    compared: the proof runs in a third process, with a third value, and compares outputs with what eager gives there.
+    """
+    return tuple(
+        place
+        for place, text in one.items()
+        if (there := other.get(place, text)) != text
+        and place.startswith("self.")
+        and text.partition(" ")[0] == there.partition(" ")[0]
+        and text.partition(" ")[0] in _VALUES
+    )
 
 
 def in_words(found: tuple[str, ...]) -> str:

@@ -39,6 +39,9 @@ class Job:
     engine: str = ""
     """Folder of the entry's native functions, relative to `root`; of entries with the engine `aot`.
     Where it is named, the export makes them and every other step calls them."""
+    description: str = ""
+    """Absolute path of a description of the module, place → text; of entries with the engine `aot`. Where it is named, `eager`
+    writes it and `export`, another process, finds by it what differs from process to process."""
 
     @property
     def is_served(self) -> bool:

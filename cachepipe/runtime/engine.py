@@ -98,11 +98,12 @@ class Engine:
         self._lock = threading.Lock()
         self._file = read_engine_file(folder)
         self._names = self._file.parameters
+        self._unsteady = frozenset(self._file.unsteady)
         self._plain = plain_keys(device)
         self._said: set[str] = set()
         self._pins: dict[bool, tuple[Ambient, list[torch.Tensor]]] = {}
         self._structure = self._describe()
-        self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+        self._why_different = self._differences()
         if self._why_different:
             raise Different(self._why_different)
         try:
@@ -184,7 +185,7 @@ class Engine:
         is_watched_same = self._structure.watch.is_same()
         if not is_watched_same or pin is None or not pin[0].is_same(pin[1]):
             self._structure = self._describe()
-            self._why_different = in_words(differences(self._file.structure, self._structure.texts))
+            self._why_different = self._differences()
             if not is_watched_same or pin is not None:
                 self._pins.clear()
             if not self._why_different:
@@ -197,6 +198,10 @@ class Engine:
 
     def _describe(self) -> Structure:
         return describe(self._module, self._file.code)
+
+    def _differences(self) -> str:
+        here = {place: text for place, text in self._structure.texts.items() if place not in self._unsteady}
+        return in_words(differences(self._file.structure, here))
 
     def _pin(self) -> tuple[Ambient, list[torch.Tensor]]:
         tensors = list({id(tensor): tensor for tensor in self._structure.tensors.values()}.values())

@@ -3,8 +3,8 @@
 1 tune    empty folder: compile and call every shape bucket
 2 settle  only if something was tuned: empty folder seeded with the tuning records, compile again; repeat until quiet
 3 trim    a fresh process uses the settled tree; what it does not open is dropped
-4 export  (export) only with the engine `aot`: native functions that start without a trace
-5 eager   the same calls without torch.compile, for comparison
+4 eager   the same calls without torch.compile, for comparison
+5 export  (export) only with the engine `aot`: native functions that start without a trace
 
 Every step is a process of its own, at the very path at which services restore. A finished step is not done again.
 """
@@ -29,7 +29,7 @@ from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.remedies import remedy
 from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError
-from cachepipe.workflows.export import STEP, export_functions
+from cachepipe.workflows.export import DESCRIPTION, STEP, export_functions
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 
@@ -75,7 +75,7 @@ class EntryWork:
     @property
     def evidences(self) -> tuple[EntryEvidence, ...]:
         """Of every step, in their order."""
-        steps = (self.tune, self.settle, self.trim, self.export, self.eager)
+        steps = (self.tune, self.settle, self.trim, self.eager, self.export)
         return tuple(evidence for evidence in steps if evidence is not None)
 
 
@@ -109,8 +109,10 @@ def build_entry(
     # 3
     if facts is None:
         facts = _trim(shop, spec, entry, rounds)
-    trim, eager = _kept(entry, "trim"), entry.evidence("eager")
+    trim = _kept(entry, "trim")
     # 4
+    eager = _eager(shop, spec, entry)
+    # 5
     variables = variables_of(spec.device, str(shop.root.path))
     export = export_functions(shop, spec, entry, variables) if spec.engine == AOT else None
     tree = entry.tree(STEP if export else "trim")
@@ -118,9 +120,6 @@ def build_entry(
     problems = kind_problems(spec, kinds)
     if problems:
         raise BuildError(spec.id, "trim", "; ".join(problems), hint=KINDS_HINT)
-    # 5
-    if eager is None:
-        eager = _eager(shop, spec, entry)
     return EntryWork(tree, kinds, facts, tune, settle, trim, eager, export)
 
 
@@ -266,8 +265,13 @@ def _stem(path: str) -> str:
 
 
 def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
+    done = entry.evidence("eager")
+    if done is not None and (spec.engine != AOT or entry.read(DESCRIPTION) is not None):
+        return done
     shop.root.clear()
     job = shop.job("eager", spec, entry.pending("eager"))
+    if spec.engine == AOT:
+        job = replace(job, description=str(entry.path / DESCRIPTION))
     with turn(shop, spec):
         run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))
     return entry.finish("eager")

@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cachepipe.adapters.workdir import EntryDir
-from cachepipe.domain.engine import engine_folder
+from cachepipe.domain.engine import FILE, FILE_BYTES, EngineFile, engine_folder
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
+from cachepipe.domain.record import read_record
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly
 
 STEP = "export"
+DESCRIPTION = "eager.structure"
+"""The module as the step `eager`, another process, describes it."""
 _KEPT = "engine.partial"
 
 
@@ -28,7 +31,7 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Ma
     Args:
         shop: where.
         spec: the entry.
-        entry: has the trees `tune` and `trim`.
+        entry: has the trees `tune` and `trim`, and the step `eager`.
         variables: what a restore would set for the root.
 
     Raises:
@@ -41,9 +44,15 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Ma
     # 1
     tuned = entry.tree("tune")
     shop.root.fill(tuned if spec.device == "cuda" and tuned.is_dir() else entry.tree("trim"))
-    job = replace(shop.job(STEP, spec, entry.pending(STEP)), engine=engine_folder(entry.path.name))
+    job = shop.job(STEP, spec, entry.pending(STEP))
+    job = replace(job, engine=engine_folder(entry.path.name), description=str(entry.path / DESCRIPTION))
     environment = shop.environment(worker_count(), variables)
     tuned_quietly(shop, spec, STEP, entry, lambda: run_job(shop, job, STEP, entry, environment))
+    facts = read_record(EngineFile, (shop.root.path / job.engine / FILE).read_bytes(), FILE, FILE_BYTES)
+    if facts.unsteady:
+        shop.progress.say(
+            f"note: {spec.id}: not compared, since every process has another value: {', '.join(facts.unsteady)}"
+        )
     # 2
     kept = entry.path / _KEPT
     shutil.rmtree(kept, ignore_errors=True)

@@ -55,6 +55,7 @@ class Model(nn.Module):
         self.times = 2
         self.steps = [1, 2]
         self.sizes = (8, 8)
+        self.origin = hash("as transformers keeps one of a configuration: another in every process")
 
     def forward(self, x: Tensor, extra: dict[str, Any], double: bool = False) -> dict[str, Any]:
         """Returns nested outputs for x (batch, 8) and `{"bias": (8,), "pair": [(batch, 8), 2]}`."""
@@ -70,6 +71,13 @@ class Model(nn.Module):
 
 def model() -> nn.Module:
     return Model()
+
+
+def tripled() -> nn.Module:
+    """Returns a module in which a value that the forward reads differs."""
+    made = Model()
+    made.times = 3
+    return made
 
 
 class Drawing(nn.Module):

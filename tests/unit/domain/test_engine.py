@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from cachepipe.domain.engine import FILE, FORMAT, EngineFile, check_own, differences, engine_folder, in_words, sealed
+from cachepipe.domain.engine import (
+    FILE,
+    FORMAT,
+    EngineFile,
+    check_own,
+    differences,
+    engine_folder,
+    in_words,
+    sealed,
+    unsteady_places,
+)
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.errors import IntegrityError
 
@@ -30,7 +40,7 @@ def test_what_was_sealed_is_read_and_every_flipped_bit_is_found() -> None:
 
 def test_a_file_of_a_release_that_kept_no_digests_is_read() -> None:
     tree = json.loads(record_bytes(replace(FACTS, files={})))
-    del tree["files"], tree["own"]
+    del tree["files"], tree["own"], tree["unsteady"]
     assert read(json.dumps(tree).encode()).torch_version == "2.13.0"
 
 
@@ -53,6 +63,38 @@ def test_many_differences_are_counted() -> None:
     found = differences({f"p{i}": "1" for i in range(9)}, {})
     assert in_words(found).startswith("p0: built 1, here missing; p1")
     assert in_words(found).endswith("(and 6 more)")
+
+
+@pytest.mark.parametrize("kind", ["int 7", "float 7.5", "complex 7j", "str 'a'", "bytes b'a'"])
+def test_a_plain_value_of_the_module_that_differs_between_two_processes_is_unsteady(kind: str) -> None:
+    one = {"self.config.hash": kind, "self.width": "int 8"}
+    assert unsteady_places(one, {**one, "self.config.hash": f"{kind}0"}) == ("self.config.hash",)
+    assert unsteady_places(one, one) == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "here", "there"),
+    [
+        ("self.weight", "parameter float32 (8,)", "parameter float32 (9,)"),
+        ("self.blocks", "list of 2", "list of 3"),
+        ("self.flag", "bool True", "bool False"),
+        ("self.maybe", "int 1", "NoneType None"),
+        ("self.sizes", "tuple [int 1]", "tuple [int 2]"),
+        ("self.function", "function m.f 8f1c", "function m.f 9f1c"),
+        ("class m.Block", "8f1c", "9f1c"),
+        ("global m.SCALE", "float 1.0", "float 2.0"),
+        ("code m:f", "missing", "function m.f 9f1c"),
+    ],
+)
+def test_structure_code_and_switches_are_compared_even_where_two_processes_differ(
+    place: str, here: str, there: str
+) -> None:
+    assert unsteady_places({place: here}, {place: there}) == ()
+
+
+def test_places_that_one_process_alone_has_are_compared() -> None:
+    assert unsteady_places({"self.late": "int 1"}, {}) == ()
+    assert unsteady_places({}, {"self.late": "int 1"}) == ()
 
 
 def test_an_entrys_folder_follows_its_key_not_its_name() -> None:
