@@ -1,7 +1,7 @@
 """What `ci/gpu` does for one entry: build, publish, wipe, restore, verify, bench; one JSON line per measurement.
 
 Every first call is made in a fresh process; variants:
-  cold      torch.compile in an empty folder (the builder's tune step is one of them)
+  cold      torch.compile in an empty folder, as torch is installed (the builder's tune step is another)
   warm      the tuned folder itself, moved to another path
   bundle    torch.compiler.load_cache_artifacts into an empty folder, its load included
   restored  cachepipe restore from the store into an empty folder, then entry.compile
