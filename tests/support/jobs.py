@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from cachepipe.domain.entry import Context, EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.job import Job
 from cachepipe.domain.record import read_record, record_bytes
-from cachepipe.domain.variables import cache_variables
+from cachepipe.domain.variables import cache_variables, pinned_variables
+from tests.support.zygote import Zygote
 
 MODELS = Path(__file__).parent / "models"
+LIMIT_S = 300
 
 
 def spec_of(factory: str, shape_buckets: tuple[dict[str, int], ...] = ({"batch": 8},), **changes: Any) -> EntrySpec:
@@ -55,7 +58,11 @@ def run_job(
     variables: dict[str, str] | None = None,
     **changes: Any,
 ) -> EntryEvidence:
-    """Returns the evidence of one fresh process; the cache folder is `folder/root` and is kept between calls."""
+    """Returns the evidence of a process of its own; the cache folder is `folder/root` and is kept between calls.
+
+    With `variables` it is a fresh interpreter, since torch reads some of them while it is imported; without, a fork of one
+    that has imported torch.
+    """
     root = folder / "root"
     result = folder / f"{step}.json"
     result.unlink(missing_ok=True)
@@ -70,16 +77,26 @@ def run_job(
         compare_with_eager=step == "prove",
         record_components=False,
     )
-    job_file = folder / f"{step}.job"
+    job_file, log = folder / f"{step}.job", folder / f"{step}.log"
     job_file.write_bytes(record_bytes(replace(job, **changes)))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), **cache_variables(str(root))}
-    finished = subprocess.run(
-        [sys.executable, "-m", "cachepipe.adapters.worker", str(job_file)],
-        env={**environment, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **(variables or {})},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=300,
-    )
-    assert result.exists(), finished.stderr[-4000:]
+    environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    if variables is None:
+        zygote(is_restored=step in ("prove", "verify")).run("work", str(job_file), str(log), environment)
+    else:
+        run_fresh(job_file, log, {**environment, **variables})
+    assert result.exists(), log.read_text()[-4000:]
     return read_record(EntryEvidence, result.read_bytes(), "evidence", 1 << 28)
+
+
+@functools.cache
+def zygote(is_restored: bool) -> Zygote:
+    """Returns what starts workers, one for builds and one for restores: what is restored was built under another hash seed."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return Zygote(pinned_variables("cpu"), "worker_jobs", kept)
+
+
+def run_fresh(job_file: Path, log: Path, environment: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "cachepipe.adapters.worker", str(job_file)]
+    with log.open("w") as file:
+        subprocess.run(words, env=environment, stdout=file, stderr=file, check=False, timeout=LIMIT_S)

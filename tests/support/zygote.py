@@ -7,6 +7,7 @@ the exit code (negative: the signal). A job that raised exits with 1, its traceb
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -21,14 +22,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Zygote:
-    """Starts the jobs of `tests.support.store_jobs`."""
+    """Starts the jobs of a module of `tests.support`."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        jobs: str = "store_jobs",
+        inherited: Mapping[str, str] = os.environ,
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.support.zygote import serve; serve()"],
+            [sys.executable, "-c", f"from tests.support.zygote import serve; serve('tests.support.{jobs}')"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+            env={**inherited, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
             text=True,
             bufsize=1,
         )
@@ -58,11 +64,10 @@ class Zygote:
         return int(self._process.stdout.readline())
 
 
-def serve() -> None:
+def serve(module: str) -> None:
     """Answers questions until stdin ends."""
-    from tests.support import store_jobs
-
-    store_jobs.load_models()
+    jobs = importlib.import_module(module)
+    jobs.load_models()
     answers = os.dup(1)
     os.dup2(2, 1)  # what a job prints must not be taken for an answer
     for line in iter(sys.stdin.buffer.readline, b""):
@@ -74,7 +79,7 @@ def serve() -> None:
             answer = os.fork()
             if answer == 0:
                 os.close(answers)
-                _run(getattr(store_jobs, question["job"]), question["arguments"], question["environment"])
+                _run(getattr(jobs, question["job"]), question["arguments"], question["environment"])
         os.write(answers, b"%d\n" % answer)
 
 
