@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from cachepipe.domain.entry import Context, DynamicDim
-from cachepipe.domain.evidence import hit_rate
+from cachepipe.domain.evidence import EntryEvidence, hit_rate
 from cachepipe.domain.remedies import remedy
 from cachepipe.workflows.jobs import failure
 from cachepipe.workflows.plan import DYNAMIC_THREADS
 from tests.support.jobs import run_job, spec_of
 
 GRAD = Context("grad", None, "highest", False)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EntryEvidence]:
+    """A folder in which `small` was built, and the evidence of that; tests add nothing to its cache."""
+    folder = tmp_path_factory.mktemp("small")
+    return folder, run_job(spec_of("small"), folder, record_components=False)
 
 
 def test_case_f1_more_buckets_than_the_recompile_limit_are_all_compiled(tmp_path: Path) -> None:
@@ -58,7 +65,7 @@ def test_a_dynamic_dimension_is_one_graph_for_all_sizes_but_one(tmp_path: Path) 
 def test_beside_a_dynamic_dimension_the_others_stay_static_in_any_order(tmp_path: Path) -> None:
     sizes = ({"batch": 2, "seq": 16}, {"batch": 8, "seq": 64})
     inputs = [{"shape": ["batch", "seq", 8], "dtype": "float32"}]
-    spec = spec_of("small", sizes, dynamic_dims={"batch": DynamicDim(2, 64)}, inputs=inputs)
+    spec = spec_of("mm_batches", sizes, dynamic_dims={"batch": DynamicDim(2, 64)}, inputs=inputs)
     assert run_job(spec, tmp_path).error == ""
     restored = run_job(spec, tmp_path, "prove", order=(1, 0))
     assert hit_rate(restored) == 1.0 and restored.error == ""
@@ -94,7 +101,7 @@ def test_case_g8_a_graph_break_is_counted_with_its_place(tmp_path: Path) -> None
 
 
 def test_case_g1_a_refused_autograd_function_carries_torchs_reason(tmp_path: Path) -> None:
-    spec = spec_of("autograd_function", context=GRAD, requires_grad=True, train=True)
+    spec = spec_of("mm_autograd_function", context=GRAD, requires_grad=True, train=True)
     evidence = run_job(spec, tmp_path)
     problems = evidence.shape_buckets[0].problems
     assert any("refuses to cache" in problem and len(problem) > 60 for problem in problems)
@@ -102,21 +109,21 @@ def test_case_g1_a_refused_autograd_function_carries_torchs_reason(tmp_path: Pat
 
 
 def test_case_g1_the_switch_that_is_named_makes_it_cacheable(tmp_path: Path) -> None:
-    spec = spec_of("autograd_function_allowed", context=GRAD, requires_grad=True, train=True)
+    spec = spec_of("mm_autograd_function_allowed", context=GRAD, requires_grad=True, train=True)
     assert run_job(spec, tmp_path).shape_buckets[0].problems == ()
     restored = run_job(spec, tmp_path, "prove")
     assert hit_rate(restored) == 1.0 and restored.shape_buckets[0].is_close is True
 
 
 def test_case_g5_a_higher_order_op_is_refused_with_torchs_reason(tmp_path: Path) -> None:
-    evidence = run_job(spec_of("conditional"), tmp_path)
+    evidence = run_job(spec_of("mm_conditional"), tmp_path)
     problems = evidence.shape_buckets[0].problems
     assert any("cond" in problem for problem in problems) and not any("\n" in problem for problem in problems), problems
     assert "torch.where" in (remedy(problems) or "")
 
 
 def test_case_g3_freezing_is_a_named_refusal(tmp_path: Path) -> None:
-    evidence = run_job(spec_of("small", options={"freezing": True}), tmp_path)
+    evidence = run_job(spec_of("mm_product", options={"freezing": True}), tmp_path)
     problems = " ".join(evidence.shape_buckets[0].problems)
     assert "refuses to cache" in problems and "never cached" in (remedy([problems]) or "")
 
@@ -150,15 +157,17 @@ def test_case_a6_kernels_that_ask_for_the_thread_count_are_found_with_another_on
     assert restored.work.native_builds == 0 and restored.shape_buckets[0].is_close is True
 
 
-def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(tmp_path: Path) -> None:
+def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(
+    small: tuple[Path, EntryEvidence],
+) -> None:
     spec = spec_of("small")
-    cold = run_job(spec, tmp_path, record_components=False)
+    folder, cold = small
     assert cold.work.native_builds >= 1 and cold.error == ""
     builds = [item for item in cold.work_items if item.kind == "native_builds"]
     assert sum(item.count for item in builds) == cold.work.native_builds and all(item.what for item in builds)
     assert cold.graphs[0].graph in {item.graph for item in builds} and cold.file_sizes["native"].files >= 1
-    plain = run_job(spec, tmp_path, "verify", record_components=False)
-    explained = run_job(spec, tmp_path, "prove", record_components=True)
+    plain = run_job(spec, folder, "verify", record_components=False)
+    explained = run_job(spec, folder, "prove", record_components=True)
     for evidence in (plain, explained):
         assert hit_rate(evidence) == 1.0
         assert evidence.work.native_builds == 0 and evidence.work.benchmarks == 0
@@ -181,9 +190,9 @@ def test_a_training_entry_runs_backward_and_compares_gradients(tmp_path: Path) -
     assert evidence.work.native_builds == 0
 
 
-def test_case_b4_other_numbers_than_eager_are_seen(tmp_path: Path) -> None:
+def test_case_b4_other_numbers_than_eager_are_seen(small: tuple[Path, EntryEvidence]) -> None:
     spec = spec_of("small", rtol=0.0, atol=0.0)
-    evidence = run_job(spec, tmp_path, "prove")
+    evidence = run_job(spec, small[0], "prove")
     assert evidence.shape_buckets[0].is_close is False and (evidence.shape_buckets[0].max_abs_diff or 0) > 0
 
 

@@ -1,4 +1,5 @@
-"""Small modules for the field cases. Those named `mm_*` need no C++ compiler: torch.mm is an extern kernel."""
+"""Small modules for the field cases. Those named `mm_*` need no C++ compiler, which takes seconds a kernel: torch.mm is an extern
+kernel. Those that write into a buffer or their input need one all the same."""
 
 from __future__ import annotations
 
@@ -20,6 +21,17 @@ class Product(nn.Module):
 
 def mm_product(width: int = 8) -> nn.Module:
     return Product(width)
+
+
+class Batches(Product):
+    """x: (batch, seq, 8)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, self.weight)
+
+
+def mm_batches() -> nn.Module:
+    return Batches()
 
 
 class Small(nn.Module):
@@ -68,34 +80,41 @@ def mm_graph_break() -> nn.Module:
 
 
 class Conditional(Product):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("is_on", torch.tensor(True))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
+        w = self.weight
+        return torch.cond(self.is_on, lambda t: torch.mm(t, w), lambda t: torch.mm(t, w.t()), (x,))
 
 
-def conditional() -> nn.Module:
+def mm_conditional() -> nn.Module:
     return Conditional()
 
 
-class Twice(torch.autograd.Function):
+class OwnProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        return x * 2
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return gradient * 2
+        x, weight = ctx.saved_tensors
+        return torch.mm(gradient, weight.t()), torch.mm(x.t(), gradient)
 
 
 class WithFunction(Product):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Twice.apply(torch.mm(x, self.weight)).sum()
+        return OwnProduct.apply(x, self.weight)
 
 
-def autograd_function() -> nn.Module:
+def mm_autograd_function() -> nn.Module:
     return WithFunction()
 
 
-def autograd_function_allowed() -> nn.Module:
+def mm_autograd_function_allowed() -> nn.Module:
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     return WithFunction()
 
@@ -107,7 +126,9 @@ class CountsInPython(Product):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return torch.mm(x, self.weight) * self.calls
+        for _ in range(self.calls):
+            x = torch.mm(x, self.weight)
+        return x
 
 
 def mm_counts_in_python() -> nn.Module:
