@@ -4,53 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cachepipe.domain.variables import cache_variables
-from tests.support.jobs import MODELS
-
-SERVICE = """
-import os, sys
-sys.path.insert(0, {models!r})
-import torch, cachepipe
-import case_models
-model = torch.compile(case_models.mm_product().eval().requires_grad_(False), dynamic=False)
-def serve():
-    with torch.inference_mode():
-        model(torch.ones(4, 8))
-{body}
-"""
-DIGEST = "d" * 64
-
-
-def run(
-    tmp_path: Path, body: str, *words: str, code: str | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "service.py"
-    script.write_text(code or SERVICE.format(models=str(MODELS), body=body))
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        "CACHEPIPE_ATTACH": "1",
-        "CACHEPIPE_START_ID": "start1",
-        "CACHEPIPE_STATE_DIR": str(tmp_path / "state"),
-        "CACHEPIPE_RESTORED": DIGEST,
-        **cache_variables(str(tmp_path / "root")),
-        **variables,
-    }
-    command = [*(words or (sys.executable,)), str(script)]
-    return subprocess.run(
-        command, env=environment, capture_output=True, check=False, text=True, timeout=120, cwd=tmp_path
-    )
-
-
-def ready_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("cachepipe ready")]
+from tests.support.services import DIGEST, forked, ready_lines, run
 
 
 def marks(tmp_path: Path) -> list[Path]:
@@ -93,7 +52,7 @@ with torch.inference_mode():
     model(torch.ones(5, 8))
 print(usual[0], inside[0][0], gc.get_threshold() == usual, inside[0][1:] == usual[1:], inside[1] == usual)
 """
-    done = run(tmp_path, body, **({"CACHEPIPE_ROOT": root} if root else {}))
+    done = forked(tmp_path, body, **({"CACHEPIPE_ROOT": root} if root else {}))
     usual, inside, *same = done.stdout.split()
     assert same == ["True"] * 3 and inside == ("50000" if root else usual), done.stdout + done.stderr
 
@@ -153,26 +112,53 @@ def test_an_orderly_exit_without_ready_is_reported_and_ends_the_trial(tmp_path: 
     assert "how=exit" in ready_lines(done)[0] and marks(tmp_path) == []
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "raise RuntimeError('bad')"])
-def test_a_death_in_the_first_calls_leaves_the_mark(tmp_path: Path, end: str) -> None:
-    done = run(tmp_path, f"serve()\n{end}")
-    assert done.returncode in (1, -signal.SIGKILL, -signal.SIGSEGV)
-    assert len(marks(tmp_path)) == 1
+ENDS = ("os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 11)", "raise RuntimeError('bad')")
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(1)", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_loads_the_compiler_and_compiles_nothing_is_no_trial(tmp_path: Path, end: str) -> None:
+def workers(work: str, ends: tuple[str, ...]) -> str:
+    """Returns the code of a server that forks a worker for every end and prints how each one ended."""
+    return f"""
+for end in {ends!r}:
+    pid = os.fork()
+    if pid == 0:
+        {work}
+        exec(end)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_a_death_in_the_first_calls_leaves_the_mark(tmp_path: Path) -> None:
+    done = run(tmp_path, workers("serve()", ENDS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(-signal.SIGKILL), str(-signal.SIGSEGV), "1"]
+    assert len(marks(tmp_path)) == 3
+
+
+def test_a_process_that_loads_the_compiler_and_compiles_nothing_is_no_trial(tmp_path: Path) -> None:
     # a data loader's worker, a script of the entrypoint, a service that is stopped while it loads its weights
-    run(tmp_path, f"import torch._inductor\nassert cachepipe.report()['attached']\nprint('here', flush=True)\n{end}")
+    attached = "assert cachepipe.report()['attached']"
+    done = run(tmp_path, f"import torch._inductor\n{attached}\n{workers(attached, ('sys.exit(1)', ENDS[0]))}")
+    assert (done.returncode, done.stdout.split()) == (0, ["1", str(-signal.SIGKILL)]), done.stderr
     assert marks(tmp_path) == []
 
 
-def test_case_f4_a_late_compile_is_logged_with_its_shape(tmp_path: Path) -> None:
-    body = "serve()\ncachepipe.ready()\nwith torch.inference_mode():\n    model(torch.ones(5, 8))\nprint(cachepipe.report()['late'])"
-    done = run(tmp_path, body)
-    line = next(line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile"))
-    assert "x:5x8" in line
-    assert done.stdout.strip() == "1"
+def test_case_f4_a_late_compile_is_logged_with_its_shape_and_the_setting_that_caused_it(tmp_path: Path) -> None:
+    body = """
+serve()
+cachepipe.ready()
+model(torch.ones(4, 8))
+print(cachepipe.report()["late_compiles"][0]["settings"])
+with torch.inference_mode():
+    model(torch.ones(5, 8))
+print(cachepipe.report()["late"])
+"""
+    done = forked(tmp_path, body)
+    changed, unchanged = [line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile")]
+    assert 'settings="grad mode: inference_mode to grad"' in changed and "x:4x8" in changed
+    assert "x:5x8" in unchanged and "settings" not in unchanged
+    settings, late = done.stdout.splitlines()
+    assert "grad mode: inference_mode to grad" in settings and late == "2"
 
 
 OLD_GUARDS = """
@@ -193,30 +179,14 @@ except Exception as error:
 
 
 def test_case_b7_a_graph_of_other_code_that_breaks_a_correct_program_names_the_cache_as_suspect(tmp_path: Path) -> None:
-    done = run(tmp_path, OLD_GUARDS)
+    done = forked(tmp_path, OLD_GUARDS)
     assert done.stdout.strip() == "ConstraintViolationError", done.stderr[-2000:]
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("cachepipe suspect")]
     assert "came from the cache" in line and "case_models.py" in line and "Constraints violated" in line
-    own = run(
+    own = forked(
         tmp_path, OLD_GUARDS.replace("call(True", "0 and call(True"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty")
     )
     assert own.stdout.strip() == "" and "cachepipe suspect" not in own.stderr
-
-
-def test_a_late_compile_names_the_setting_that_caused_it(tmp_path: Path) -> None:
-    body = """
-serve()
-cachepipe.ready()
-model(torch.ones(4, 8))
-print(cachepipe.report()["late_compiles"][0]["settings"])
-with torch.inference_mode():
-    model(torch.ones(5, 8))
-"""
-    done = run(tmp_path, body)
-    changed, unchanged = [line for line in done.stderr.splitlines() if line.startswith("cachepipe late_compile")]
-    assert 'settings="grad mode: inference_mode to grad"' in changed
-    assert "settings" not in unchanged
-    assert "grad mode: inference_mode to grad" in done.stdout
 
 
 def test_after_ready_no_frame_of_ours_runs_on_a_warm_call(tmp_path: Path) -> None:
@@ -235,5 +205,5 @@ assert count() != []  # the recorder at work: what is counted is seen
 cachepipe.ready()
 assert count() == [], seen
 """
-    done = run(tmp_path, body)
+    done = forked(tmp_path, body)
     assert done.returncode == 0, done.stderr

@@ -14,10 +14,10 @@ import pytest
 
 from cachepipe.domain.statement import statement_bytes
 from cachepipe.domain.variables import cache_variables
-from tests.e2e.test_attach import SERVICE, ready_lines, run
 from tests.support.artifacts import CPU_PARTS, CUDA_PARTS, entry_record, entry_spec, make_artifact
 from tests.support.jobs import MODELS
 from tests.support.restoring import command, environment, publish_release, run_restore
+from tests.support.services import SERVICE, forked, ready_lines, run
 
 WARM = """
 x = torch.ones(4, 8)
@@ -50,7 +50,7 @@ found = cachepipe.report()
 assert found["late"] == 1 and found["late_compiles"][0]["sizes"] == {{"x": [5, 8]}}, found["late_compiles"]
 print(generate_latest(registry).decode())
 """
-    done = run(tmp_path, body, CACHEPIPE_EVENTS=str(tmp_path / "events.jsonl"))
+    done = forked(tmp_path, body, CACHEPIPE_EVENTS=str(tmp_path / "events.jsonl"))
     assert done.returncode == 0, done.stderr
     (line,) = late_lines(done)
     assert "inputs=x:5x8" in line and "outcome=compiled" in line and "start=start1" in line
@@ -95,7 +95,7 @@ cachepipe.attach(strict=False)
 ask(5)
 assert cachepipe.report()["late_compiles"][-1]["outcome"] == "compiled"
 """
-    done = run(tmp_path, body, CACHEPIPE_STRICT="1")
+    done = forked(tmp_path, body, CACHEPIPE_STRICT="1")
     assert done.returncode == 0, done.stderr
     assert len(late_lines(done)) == 5
 
@@ -151,7 +151,7 @@ for fullgraph in (False, True):
         answers.append("unsupported")
 print(json.dumps([answers, [late["outcome"] for late in cachepipe.report()["late_compiles"]]]))
 """
-    done = run(tmp_path, body)
+    done = forked(tmp_path, body)
     assert done.returncode == 0, done.stderr
     answers, outcomes = json.loads(done.stdout)
     assert answers == [5, 6, 4, 5, "LateCompileError", "LateCompileError", True, 16.0, "unsupported"]
@@ -165,12 +165,12 @@ def test_case_m2_a_recorded_process_finds_what_plain_torch_built_and_builds_the_
     assert plain.returncode == 0, plain.stderr
     before = keys(tmp_path / "root")
     body = "serve()\ncachepipe.ready()"
-    warm = run(tmp_path, body)
+    warm = forked(tmp_path, body)
     assert warm.returncode == 0 and "misses=0" in ready_lines(warm)[0], warm.stderr
     assert keys(tmp_path / "root") == before
     for explains in ("", "1"):
         own = tmp_path / f"own{explains}"
-        cold = run(tmp_path, body, CACHEPIPE_EXPLAIN=explains, **cache_variables(str(own)))
+        cold = forked(tmp_path, body, CACHEPIPE_EXPLAIN=explains, **cache_variables(str(own)))
         assert cold.returncode == 0 and "hits=0" in ready_lines(cold)[0], cold.stderr
         assert keys(own) == before
 
@@ -191,7 +191,7 @@ serve()
 cachepipe.ready()
 """
     variables = {"CACHEPIPE_ROOT": str(tmp_path / "restored"), "CACHEPIPE_EVENTS": str(tmp_path / "events.jsonl")}
-    done = run(tmp_path, body, **variables)
+    done = forked(tmp_path, body, **variables)
     assert done.returncode == 0, done.stderr
     (evidence,) = (row for row in events(tmp_path / "events.jsonl") if row["event"] == "evidence")
     assert (evidence["device"], evidence["uncounted"]) == (device, [])
@@ -202,7 +202,7 @@ cachepipe.ready()
 
 def test_a_restored_start_says_each_miss_and_an_unwritable_file_of_events_costs_one_line(tmp_path: Path) -> None:
     file, root = str(tmp_path / "absent" / "events.jsonl"), str(tmp_path / "root")
-    done = run(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=file, CACHEPIPE_ROOT=root)
+    done = forked(tmp_path, "serve()\ncachepipe.ready()", CACHEPIPE_EVENTS=file, CACHEPIPE_ROOT=root)
     missed = [line for line in done.stderr.splitlines() if line.startswith("cachepipe miss ")]
     assert ["layer=aotautograd" in missed[0], "layer=fxgraph" in missed[1]] == [True, True], done.stderr
     assert all("inputs=x:4x8" in line and "case_models.py" in line and "reason=full_miss" in line for line in missed)
