@@ -32,7 +32,7 @@ from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
 from cachepipe.domain.phases import Phases  # noqa: E402
 from cachepipe.domain.record import canonical_bytes, escaped, parse_json, read_record, to_json  # noqa: E402
-from cachepipe.runtime import backports  # noqa: E402
+from cachepipe.runtime import backports, garbage  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
     call,
@@ -330,6 +330,8 @@ def run(job: Job) -> EntryEvidence:
             from cachepipe.adapters.torch_structure import write_description
 
             write_description(model, Path(job.description))
+        if job.is_served:
+            garbage.begin()  # as a service does until it is ready
         function = session.compiled(model)
         with calling_context(session.spec):
             from cachepipe.adapters.torch_settings import ambient_settings
