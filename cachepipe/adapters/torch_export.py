@@ -32,6 +32,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cachepipe.adapters.export_log import ExportLog
+from cachepipe.adapters.torch_reads import Reads
 from cachepipe.adapters.torch_settings import mode_options
 from cachepipe.adapters.torch_structure import Structure, describe, resolve
 from cachepipe.adapters.torch_text import is_library
@@ -98,14 +99,16 @@ def _export_into(
 ) -> None:
     with calling_context(spec):
         ambient = ambient_facts(spec.device)
+    reads = Reads(model, unsteady_places(describe(model, ()).texts, elsewhere))  # before a call, as `elsewhere`
     _warm_up(spec, model)
     log.say("called once")
     exported = []
     # 1
-    with CalledCode() as called:
+    with CalledCode() as called, reads:
         for shape_bucket in spec.shape_buckets:
             args, kwargs = example_inputs(spec, shape_bucket)
             exported.append(_export(spec, model, args, kwargs))
+    unsteady = reads.unread()
     # 2
     structure = _described(spec, model, called)
     log.say(f"traced {len(exported)} shape buckets and described the model")
@@ -116,7 +119,6 @@ def _export_into(
         log.say(f"compiled {bucket_label(shape_bucket)}")
     # 4
     names = tuple(sorted(called.names()))
-    unsteady = unsteady_places(structure.texts, elsewhere)
     texts = {place: text for place, text in structure.texts.items() if place not in unsteady}
     made = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {str(path.relative_to(folder)): sha256(path.read_bytes()) for path in made}

@@ -118,8 +118,8 @@ def differences(built: Mapping[str, str], here: Mapping[str, str]) -> tuple[str,
 def unsteady_places(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the places of plain values that differ between two descriptions of the module by the builder's own processes.
 
-    Such a value (a hash of a text, a time) differs in every service too, so comparing it would refuse them all. Nor need it be
-    compared: the proof runs in a third process, with a third value, and compares outputs with what eager gives there.
+    Such a value (a hash of a text, a time) differs in every service too, so comparing it would refuse them all. It need not be
+    compared if no call reads it, which the export has to find out.
     """
     return tuple(
         place
@@ -132,6 +132,6 @@ def unsteady_places(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[s
 
 
 def in_words(found: tuple[str, ...]) -> str:
-    """Returns the first differences and how many more there are."""
+    """Returns the first differences, or places, and how many more there are."""
     more = f" (and {len(found) - MAX_WORDS} more)" if len(found) > MAX_WORDS else ""
     return "; ".join(found[:MAX_WORDS]) + more

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cachepipe.adapters.workdir import EntryDir
-from cachepipe.domain.engine import FILE, FILE_BYTES, EngineFile, engine_folder
+from cachepipe.domain.engine import FILE, FILE_BYTES, EngineFile, engine_folder, in_words
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.record import read_record
@@ -50,9 +50,8 @@ def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Ma
     tuned_quietly(shop, spec, STEP, entry, lambda: run_job(shop, job, STEP, entry, environment))
     facts = read_record(EngineFile, (shop.root.path / job.engine / FILE).read_bytes(), FILE, FILE_BYTES)
     if facts.unsteady:
-        shop.progress.say(
-            f"note: {spec.id}: not compared, since every process has another value: {', '.join(facts.unsteady)}"
-        )
+        places = in_words(facts.unsteady)
+        shop.progress.say(f"note: {spec.id}: not compared, since every process has another value: {places}")
     # 2
     kept = entry.path / _KEPT
     shutil.rmtree(kept, ignore_errors=True)

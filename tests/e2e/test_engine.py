@@ -260,6 +260,21 @@ def test_weights_are_not_in_the_artifact(built: Built) -> None:
     ],
 )
 def test_what_a_native_function_cannot_do_is_refused_in_words(tmp_path: Path, factory: str, reason: str) -> None:
+    assert reason in refusal(tmp_path, factory, {})
+
+
+def test_a_call_that_reads_what_every_process_has_anew_is_refused_whatever_a_proof_would_see(tmp_path: Path) -> None:
+    reason = refusal(tmp_path, "branching", {"self.started": "float 1.5"})
+    assert reason == "`engine: aot`: a call reads what every process has anew: self.started"
+
+
+def test_what_the_first_call_sets_is_not_taken_for_what_every_process_has_anew(tmp_path: Path) -> None:
+    """It is compared, so a service whose model was not called yet is traced."""
+    assert "draws random numbers" in refusal(tmp_path, "settling", {"self.calls": "int 0"})
+
+
+def refusal(tmp_path: Path, factory: str, elsewhere: dict[str, str]) -> str:
+    """Returns why a model cannot be exported, of which another process described some places."""
     from cachepipe.adapters.torch_export import export_entry
     from cachepipe.errors import UsageError
 
@@ -268,10 +283,10 @@ def test_what_a_native_function_cannot_do_is_refused_in_words(tmp_path: Path, fa
     sys.path.insert(0, str(MODELS))
     try:
         with pytest.raises(UsageError) as caught:
-            export_entry(spec, prepare_any(spec), tmp_path / "engine")
+            export_entry(spec, prepare_any(spec), tmp_path / "engine", elsewhere)
     finally:
         sys.path.remove(str(MODELS))
-    assert reason in str(caught.value)
+    return str(caught.value)
 
 
 def prepare_any(spec: EntrySpec) -> Any:

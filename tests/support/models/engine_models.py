@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -117,6 +118,37 @@ class Hooked(nn.Module):
 class Returning(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x * 2
+
+
+class Branching(nn.Module):
+    """Reads a time, which only one branch in a thousand depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = time.time()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.started < 4e9 else x * 3
+
+
+class Settling(Drawing):
+    """Its first call leaves a value behind, and later ones do not change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls or 1
+        return super().forward(x)
+
+
+def branching() -> nn.Module:
+    return Branching()
+
+
+def settling() -> nn.Module:
+    return Settling()
 
 
 def drawing() -> nn.Module:
