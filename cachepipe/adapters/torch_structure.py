@@ -27,7 +27,8 @@ from torch import nn
 
 from cachepipe.adapters.torch_text import const_text, digest_of, is_library, name_of, plain_text, shown
 from cachepipe.adapters.torch_watch import Watch, keys_of, plain_keys
-from cachepipe.domain.record import canonical_bytes, escaped
+from cachepipe.domain.engine import Description
+from cachepipe.domain.record import escaped, record_bytes
 
 MAX_DEPTH = 6
 """Objects within objects; what lies deeper stands there by its type."""
@@ -73,8 +74,8 @@ def describe(module: nn.Module, code: Iterable[str]) -> Structure:
 
 def write_description(module: nn.Module, path: Path) -> None:
     """Writes the description of a module without code: of its values some may differ from process to process."""
-    texts: Any = describe(module, ()).texts if isinstance(module, nn.Module) else {}
-    path.write_bytes(canonical_bytes(escaped(texts)))
+    texts = describe(module, ()).texts if isinstance(module, nn.Module) else {}
+    path.write_bytes(record_bytes(Description(escaped(texts))))
 
 
 class _Describer:

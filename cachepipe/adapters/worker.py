@@ -26,12 +26,12 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from cachepipe.adapters.outside import OutsideWatch, folder_files, kind_sizes  # noqa: E402
-from cachepipe.domain.engine import AOT, FILE_BYTES, LAYER, replays_graphs  # noqa: E402
+from cachepipe.domain.engine import AOT, FILE_BYTES, LAYER, Description, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_of, words_of  # noqa: E402
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
 from cachepipe.domain.phases import Phases  # noqa: E402
-from cachepipe.domain.record import canonical_bytes, escaped, parse_json, read_record, to_json  # noqa: E402
+from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
 from cachepipe.runtime import backports, garbage  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
@@ -322,8 +322,8 @@ def run(job: Job) -> EntryEvidence:
         if job.step == "export":
             from cachepipe.adapters.torch_export import export_entry
 
-            elsewhere = parse_json(Path(job.description).read_bytes(), job.description, FILE_BYTES)
-            export_entry(session.spec, model, Path(job.root, job.engine), elsewhere)
+            elsewhere = read_record(Description, Path(job.description).read_bytes(), job.description, FILE_BYTES)
+            export_entry(session.spec, model, Path(job.root, job.engine), elsewhere.texts)
             session.ready_s = time.perf_counter() - STARTED
             return session.evidence()
         if job.description:

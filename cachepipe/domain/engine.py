@@ -75,6 +75,13 @@ class EngineFile:
     """Places of the module that are not compared and stand nowhere in `structure`; see `unsteady_places`."""
 
 
+@dataclass(frozen=True)
+class Description:
+    """A module as one process of the builder describes it before a call, without its code: place → text."""
+
+    texts: Mapping[str, str]
+
+
 def sealed(facts: EngineFile) -> bytes:
     """Returns the bytes of a record under its own digest."""
     bare = record_bytes(replace(facts, own=""))

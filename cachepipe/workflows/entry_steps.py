@@ -29,7 +29,7 @@ from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.remedies import remedy
 from cachepipe.domain.variables import cache_variables, pinned_variables
 from cachepipe.errors import BuildError, IntegrityError
-from cachepipe.workflows.export import DESCRIPTION, STEP, export_functions
+from cachepipe.workflows.export import DESCRIPTION, STEP, export_functions, is_described
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly, turn
 
@@ -266,11 +266,12 @@ def _stem(path: str) -> str:
 
 def _eager(shop: Shop, spec: EntrySpec, entry: EntryDir) -> EntryEvidence:
     done = entry.evidence("eager")
-    if done is not None and (spec.engine != AOT or entry.read(DESCRIPTION) is not None):
+    if done is not None and (spec.engine != AOT or is_described(entry)):
         return done
     shop.root.clear()
     job = shop.job("eager", spec, entry.pending("eager"))
     if spec.engine == AOT:
+        entry.drop_tree(STEP)  # an export by another description, or an earlier cachepipe's by none
         job = replace(job, description=str(entry.path / DESCRIPTION))
     with turn(shop, spec):
         run_job(shop, job, "eager", entry, shop.environment(1, variables_of(spec.device, job.root)))

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cachepipe.adapters.workdir import EntryDir
-from cachepipe.domain.engine import FILE, FILE_BYTES, EngineFile, engine_folder, in_words
+from cachepipe.domain.engine import FILE, FILE_BYTES, Description, EngineFile, engine_folder, in_words
 from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.record import read_record
+from cachepipe.errors import IntegrityError
 from cachepipe.workflows.jobs import Shop, run_job, worker_count
 from cachepipe.workflows.quiet_gpu import tuned_quietly
 
@@ -23,6 +24,15 @@ STEP = "export"
 DESCRIPTION = "eager.structure"
 """The module as the step `eager`, another process, describes it."""
 _KEPT = "engine.partial"
+
+
+def is_described(entry: EntryDir) -> bool:
+    """Tells whether the step `eager` has left a description that can be read."""
+    try:
+        read_record(Description, entry.read(DESCRIPTION) or b"", DESCRIPTION, FILE_BYTES)
+    except IntegrityError:
+        return False
+    return True
 
 
 def export_functions(shop: Shop, spec: EntrySpec, entry: EntryDir, variables: Mapping[str, str]) -> EntryEvidence:

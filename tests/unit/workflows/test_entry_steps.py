@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cachepipe.adapters.workdir import Binding, WorkDir, build_root
+import pytest
+
+from cachepipe.adapters.workdir import Binding, EntryDir, WorkDir, build_root
 from cachepipe.domain.evidence import EntryEvidence, Work
 from cachepipe.domain.record import record_bytes
 from cachepipe.workflows.entry_steps import is_seed, seed, used_files
+from cachepipe.workflows.export import DESCRIPTION, is_described
 from tests.support.restoring import write_tree
 
+WHOLE = b'{"texts":{"self.width":"int 8"}}'
 FILES = [
     "inductor/ab/cab.py",
     "inductor/ab/cxy.best_config",
@@ -57,6 +61,20 @@ def test_settle_rounds_are_seeded_with_the_records_of_all_earlier_rounds_and_on_
         assert len(list(root.path.rglob("*.kernel_perf"))) == 3
     assert is_seed("cpu", "inductor/ab/cab.so") and not is_seed("cuda", "inductor/ab/cab.so")
     assert is_seed("cuda", "inductor/cache/system") and not is_seed("cuda", "inductor/fxgraph/ab/key/graph")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, b"", WHOLE[:-1], WHOLE + WHOLE, b"[]", b'{"self.width":"int 8"}', b'{"texts":{"self.width":8}}', b"\xff"],
+)
+def test_a_description_that_is_missing_or_damaged_is_made_again(tmp_path: Path, found: bytes | None) -> None:
+    entry = EntryDir(tmp_path)
+    entry.write(DESCRIPTION, WHOLE)
+    assert is_described(entry)
+    (tmp_path / DESCRIPTION).unlink()
+    if found is not None:
+        entry.write(DESCRIPTION, found)
+    assert not is_described(entry)
 
 
 def choice(of: str, hashed: str = "h") -> bytes:
