@@ -59,6 +59,10 @@ _PROBLEMS = (
         "cannot be compared; otherwise torch compiles this model wrongly here",
     ),
     (
+        "reads what every process has anew",
+        "set it to the same value in every process, or make it an input: a native function keeps what the builder read",
+    ),
+    (
         "in output, which is not a known type",  # of torch.export
         "let the method return tensors, lists, tuples and dicts alone: a generative model of transformers does with "
         "`use_cache: {const: false}` among its inputs",

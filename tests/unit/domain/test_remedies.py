@@ -50,6 +50,7 @@ def test_case_g1_g3_g5_a_refusal_of_torch_has_the_known_way_round(reason: str, w
             "RuntimeError: Found <class 'transformers.cache_utils.DynamicCache'> in output, which is not a known type.",
             "use_cache: {const: false}",
         ),
+        ("`engine: aot`: a call reads what every process has anew: self.started", "make it an input"),
         ("m: max_graph_breaks: limit 0, found 1", "at the places named"),
         ("m: min_hit_rate: limit 1, found 0.5", "--fresh"),
         ("m: min_speedup: limit 2, found 1.1", "hardly slower"),
