@@ -100,7 +100,8 @@ def _export_into(
     with calling_context(spec):
         ambient = ambient_facts(spec.device)
     reads = Reads(model, unsteady_places(describe(model, ()).texts, elsewhere))  # before a call, as `elsewhere`
-    _warm_up(spec, model)
+    with reads:  # what the first call keeps may lie where no description sees it
+        _warm_up(spec, model)
     log.say("called once")
     exported = []
     # 1

@@ -21,7 +21,8 @@ _NONE = object()
 
 
 class Reads:
-    """Watches attributes while this is entered. An object may be copied before it is read, so a read of any of its class counts."""
+    """Watches attributes while this is entered, once or more often. An object may be copied before it is read, so a read of any
+    of its class counts."""
 
     def __init__(self, module: nn.Module, places: Iterable[str]) -> None:
         self._places = tuple(places)

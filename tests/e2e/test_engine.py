@@ -263,8 +263,11 @@ def test_what_a_native_function_cannot_do_is_refused_in_words(tmp_path: Path, fa
     assert reason in refusal(tmp_path, factory, {})
 
 
-def test_a_call_that_reads_what_every_process_has_anew_is_refused_whatever_a_proof_would_see(tmp_path: Path) -> None:
-    reason = refusal(tmp_path, "branching", {"self.started": "float 1.5"})
+@pytest.mark.parametrize("factory", ["branching", "keeping"])
+def test_a_call_that_reads_what_every_process_has_anew_is_refused_whatever_a_proof_would_see(
+    tmp_path: Path, factory: str
+) -> None:
+    reason = refusal(tmp_path, factory, {"self.started": "float 1.5"})
     assert reason == "`engine: aot`: a call reads what every process has anew: self.started"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 from typing import Any
 
 import torch
@@ -131,6 +132,20 @@ class Branching(nn.Module):
         return x * 2 if self.started < 4e9 else x * 3
 
 
+class Keeping(Branching):
+    """Reads a time in its first call, and keeps what follows from it where no description looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = types.SimpleNamespace(scale=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept.scale is None:
+            self.kept.scale = 2 if self.started < 4e9 else 3
+        result: Tensor = x * self.kept.scale
+        return result
+
+
 class Settling(Drawing):
     """Its first call leaves a value behind, and later ones do not change it."""
 
@@ -145,6 +160,10 @@ class Settling(Drawing):
 
 def branching() -> nn.Module:
     return Branching()
+
+
+def keeping() -> nn.Module:
+    return Keeping()
 
 
 def settling() -> nn.Module:
