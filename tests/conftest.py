@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -64,10 +65,12 @@ def moto_s3() -> Iterator[motoserver.Moto]:
 
 @pytest.fixture(autouse=True)
 def _state_of_torch() -> Iterator[None]:
-    """Fails a test that leaves torch in another state than it found: the next one in this process would see it."""
-    before = state_of_torch()
+    """Fails a test that leaves torch, or the garbage collector, in another state than it found: the next one in this process
+    would see it."""
+    before, threshold = state_of_torch(), gc.get_threshold()
     yield
     assert not before or state_of_torch() == before
+    assert gc.get_threshold() == threshold
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import os  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
+from contextlib import nullcontext  # noqa: E402
 from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
@@ -32,7 +33,7 @@ from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_
 from cachepipe.domain.job import UNTIMED_CALLS, Job  # noqa: E402
 from cachepipe.domain.phases import Phases  # noqa: E402
 from cachepipe.domain.record import canonical_bytes, escaped, read_record, to_json  # noqa: E402
-from cachepipe.runtime import backports, garbage  # noqa: E402
+from cachepipe.runtime import backports  # noqa: E402
 from cachepipe.runtime.calling import (  # noqa: E402
     build_model,
     call,
@@ -45,6 +46,7 @@ from cachepipe.runtime.calling import (  # noqa: E402
     prepare,
     timed,
 )
+from cachepipe.runtime.garbage import rarely_collected  # noqa: E402
 from cachepipe.runtime.inputs import example_inputs  # noqa: E402
 
 if TYPE_CHECKING:
@@ -330,8 +332,6 @@ def run(job: Job) -> EntryEvidence:
             from cachepipe.adapters.torch_structure import write_description
 
             write_description(model, Path(job.description))
-        if job.is_served:
-            garbage.begin()  # as a service does until it is ready
         function = session.compiled(model)
         with calling_context(session.spec):
             from cachepipe.adapters.torch_settings import ambient_settings
@@ -380,7 +380,8 @@ def write_evidence(job: Job, evidence: EntryEvidence) -> None:
 def main(path: str) -> int:
     job = read_record(Job, Path(path).read_bytes(), path, 1 << 26)
     sys.path[:0] = job.python_path
-    evidence = run(job)
+    with rarely_collected() if job.is_served else nullcontext():  # as a service is until it is ready
+        evidence = run(job)
     write_evidence(job, evidence)
     return 1 if evidence.error else 0
 

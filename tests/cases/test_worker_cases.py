@@ -181,6 +181,13 @@ def test_case_m2_e6_recording_components_keeps_the_hits_and_phases_add_up(
     assert explained.shape_buckets[0].is_close is True
 
 
+@pytest.mark.parametrize(("step", "rarely"), [("tune", False), ("settle", False), ("verify", True), ("prove", True)])
+def test_a_proof_collects_garbage_as_rarely_as_a_service_and_a_build_as_torch_does(
+    tmp_path: Path, step: str, rarely: bool
+) -> None:
+    assert run_job(spec_of("mm_collected", args={"rarely": rarely}), tmp_path, step).error == ""
+
+
 def test_a_training_entry_runs_backward_and_compares_gradients(tmp_path: Path) -> None:
     spec = spec_of("small", context=GRAD, requires_grad=True, train=True, eval=False)
     assert run_job(spec, tmp_path).error == ""

@@ -3,6 +3,7 @@ kernel. Those that write into a buffer or their input need one all the same."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 
@@ -21,6 +22,12 @@ class Product(nn.Module):
 
 def mm_product(width: int = 8) -> nn.Module:
     return Product(width)
+
+
+def mm_collected(rarely: bool) -> nn.Module:
+    """Fails where the garbage collector does not run as rarely, or as often, as expected."""
+    assert (gc.get_threshold()[0] > 10_000) == rarely, gc.get_threshold()
+    return Product(8)
 
 
 class Batches(Product):
