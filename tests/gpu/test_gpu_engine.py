@@ -18,7 +18,7 @@ from cachepipe.adapters.progress import Lines
 from cachepipe.domain.evidence import Work, layer_counts
 from cachepipe.workflows.build import BuildRequest, build
 from cachepipe.workflows.verify import VerifyRequest, verify
-from tests.gpu.test_gpu_release import MANIFEST, MODEL, Built, Silence, has_gpu
+from tests.gpu.test_gpu_release import MANIFEST, MODEL, SERVICE, Built, Silence, has_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not has_gpu(), reason="no GPU is visible")]
 
@@ -56,26 +56,11 @@ def test_elsewhere_without_a_compiler_nothing_is_compiled_either(native: Built) 
         assert dataclasses.replace(row.work, graph_captures=0) == Work()
 
 
-CHILD = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-import cachepipe
-import gpu_model
-entry = cachepipe.entry("blocks", mode=sys.argv[2])
-model = entry.compile(gpu_model.blocks())
-with entry.context():
-    entry.warmup(model)
-cachepipe.ready()
-imported = [name for name in ("torch._dynamo", "torch._inductor", "triton") if name in sys.modules]
-print(json.dumps({"imported": imported, "report": cachepipe.report()}))
-"""
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_service_starts_without_dynamo_inductor_and_triton(native: Built, mode: str) -> None:
     words = [sys.executable, "-m", "cachepipe", "restore", f"file://{native.root}/store", "--name", "gpu"]
     words += ["--channel", "candidate", "--dest", str(native.root / f"service-{mode}"), "--strict", "--"]
-    words += [sys.executable, "-c", CHILD, str(native.root), mode]
+    words += [sys.executable, "-c", SERVICE, str(native.root), mode]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
