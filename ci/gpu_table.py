@@ -53,6 +53,10 @@ class Entry:
         """Returns the first calls of the build's tune step, a cold start with one ptxas for all of torch's processes."""
         return [float(row["cold_s"]) for row in self.build.get("facts", [])]
 
+    def tuned_s(self) -> float | None:
+        """Returns their sum; None: not measured."""
+        return sum(self.tuned()) or None
+
     def first_bucket(self, variant: str) -> float | None:
         """Returns the median of the first shape bucket's first call alone: nothing ran in the process before it."""
         values = [float(run["calls_s"][0]) for run in self.runs(variant)]
@@ -72,11 +76,11 @@ class Entry:
 COLUMNS: Sequence[tuple[str, Callable[[Entry], str]]] = (
     ("entry", lambda e: e.name),
     ("torch's own, cold s", lambda e: number(e.seconds("cold"))),
-    ("cold s", lambda e: number(sum(e.tuned()) or None)),
+    ("cold s", lambda e: number(e.tuned_s())),
     ("torch's own, moved s", lambda e: number(e.seconds("warm"))),
     ("bundle s", lambda e: number(e.seconds("bundle"))),
     ("**restored s**", lambda e: number(e.seconds("restored"))),
-    ("cold ÷ restored", lambda e: times(sum(e.tuned()) or None, e.seconds("restored"))),
+    ("cold ÷ restored", lambda e: times(e.tuned_s(), e.seconds("restored"))),
     ("moved ÷", lambda e: times(e.seconds("warm"), e.seconds("restored"))),
     ("bundle ÷", lambda e: times(e.seconds("bundle"), e.seconds("restored"))),
     ("trace + eager s", lambda e: number(e.seconds("trace"))),

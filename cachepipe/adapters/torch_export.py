@@ -123,10 +123,10 @@ def _export_into(
     texts = {place: text for place, text in structure.texts.items() if place not in unsteady}
     made = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {str(path.relative_to(folder)): sha256(path.read_bytes()) for path in made}
+    parameters = parameter_names(model)
     facts = EngineFile(
-        FORMAT, torch.__version__, parameter_names(model), names, texts, ambient, tuple(functions), files
+        FORMAT, torch.__version__, parameters, names, texts, ambient, tuple(functions), files, unsteady=unsteady
     )
-    facts = dataclasses.replace(facts, unsteady=unsteady)
     (folder / FILE).write_bytes(sealed(facts))
 
 
