@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachepipe.domain.entry import Context, EntrySpec
+from cachepipe.domain.entry import EntrySpec
 from cachepipe.domain.evidence import EntryEvidence
 from cachepipe.domain.job import Job
 from cachepipe.domain.record import read_record, record_bytes
 from cachepipe.domain.variables import cache_variables, pinned_variables
+from tests.support.artifacts import entry_spec
 from tests.support.zygote import Zygote
 
 MODELS = Path(__file__).parent / "models"
@@ -23,27 +24,13 @@ LIMIT_S = 300
 
 def spec_of(factory: str, shape_buckets: tuple[dict[str, int], ...] = ({"batch": 8},), **changes: Any) -> EntrySpec:
     """Returns an entry of `case_models` with input x: (batch, 8), mode default, inference mode."""
-    spec = EntrySpec(
-        model="case",
-        dtype="float32",
+    spec = replace(
+        entry_spec("case"),
         mode="default",
-        device="cpu",
         factory=f"case_models:{factory}",
-        args={},
-        method="forward",
-        call="args",
         fullgraph=False,
-        dynamic=False,
-        options={},
-        eval=True,
-        requires_grad=False,
-        memory_format="contiguous",
-        context=Context("inference_mode", None, "highest", False),
         inputs=[{"shape": ["batch", 8], "dtype": "float32"}],
         shape_buckets=shape_buckets,
-        dynamic_dims={},
-        train=False,
-        loss=None,
         rtol=1e-4,
         atol=1e-4,
     )
