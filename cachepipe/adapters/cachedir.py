@@ -14,7 +14,8 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import NamedTuple
 
 from cachepipe.adapters.lease import Lease
 from cachepipe.adapters.regular_file import read_regular
@@ -24,15 +25,15 @@ from cachepipe.errors import DeadlineError, IntegrityError, NoRoomError, UnsafeP
 
 DEFAULT_CACHE_ROOT = "/var/cache/cachepipe"
 STALE_S = 3600
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse")
 _LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuseblk")
 _MARGIN_BYTES = 16 * MIB
+_MARGIN_FILES = 64
 _MOST_LINKS = 40
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What a restore is going to write."""
 
     bytes: int
@@ -82,7 +83,7 @@ def check_ancestors(folder: str) -> None:
         try:
             facts = os.lstat(ancestor)
         except FileNotFoundError:
-            continue
+            return  # and nothing lies below
         except OSError as error:
             raise UnsafePathError(ancestor, f"cannot be looked at ({error.strerror})") from error
         if facts.st_uid not in (0, os.geteuid()):
@@ -116,15 +117,6 @@ def _passed(path: str) -> Iterator[str]:
         rest = target.split("/") + rest
 
 
-def _upward(path: str) -> Iterator[str]:
-    while True:
-        yield path
-        above = os.path.dirname(path)
-        if above == path:
-            return
-        path = above
-
-
 def make_private(folder: str) -> None:
     """Makes `folder` (and missing ancestors) 0700, or checks the one that is there.
 
@@ -132,17 +124,23 @@ def make_private(folder: str) -> None:
         UnsafePathError: see `check_private`; or it cannot be created.
     """
     check_ancestors(folder)
-    missing = [path for path in _upward(os.path.abspath(folder)) if not os.path.lexists(path)]
+    missing = []
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
     try:
         for path in reversed(missing):
-            try:
-                os.mkdir(path, 0o700)
-                os.chmod(path, 0o700)  # the umask may have taken our own rights
-            except FileExistsError:
-                continue  # another restore was faster; it is checked below like any other
+            with suppress(FileExistsError):  # another restore was faster; it is checked below like any other
+                _mkdir(path)
     except OSError as error:
         raise UnsafePathError(folder, f"cannot be created ({error.strerror})") from error
     check_private(folder)
+
+
+def _mkdir(path: str) -> None:
+    os.mkdir(path, 0o700)
+    os.chmod(path, 0o700)  # the umask may have taken our own rights
 
 
 def read_own(path: str, limit_bytes: int) -> bytes:
@@ -155,29 +153,38 @@ def check_usable(folder: str, need: Need) -> None:
 
     Raises:
         UnsafePathError: read-only, or mounted noexec.
-        NoRoomError: fewer free bytes or inodes than needed with a margin of a tenth and 16 MiB; both numbers are named.
+        NoRoomError: fewer free bytes or inodes than needed with a margin of a tenth and 16 MiB or 64 inodes; both numbers are named.
     """
     facts = os.statvfs(folder)
     if facts.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise UnsafePathError(folder, "not writable")
-    check_executable(folder)
-    wanted = need.bytes + need.bytes // 10 + _MARGIN_BYTES + need.files * facts.f_bsize
+    check_executable(folder, facts)
+    check_room(folder, need, facts)
+
+
+def check_room(folder: str, need: Need, facts: os.statvfs_result) -> None:
+    """Returns if the file system of `folder` has room; every file takes up to one block more than its bytes.
+
+    Raises:
+        NoRoomError: see `check_usable`.
+    """
+    wanted = need.bytes + need.bytes // 10 + _MARGIN_BYTES + need.files * facts.f_frsize
     free = facts.f_bavail * facts.f_frsize
     if free < wanted:
         raise NoRoomError(f"{folder}: not enough room: wanted {wanted} bytes, free {free}, missing {wanted - free}")
-    inodes = need.files + need.files // 10 + 64
+    inodes = need.files + need.files // 10 + _MARGIN_FILES
     if facts.f_files and facts.f_favail < inodes:  # some file systems count no inodes: f_files is 0
         missing = inodes - facts.f_favail
         raise NoRoomError(f"{folder}: not enough inodes: wanted {inodes}, free {facts.f_favail}, missing {missing}")
 
 
-def check_executable(folder: str) -> None:
-    """Returns if native objects can be loaded from a folder.
+def check_executable(folder: str, facts: os.statvfs_result) -> None:
+    """Returns if native objects can be loaded from a folder, of whose file system these are the facts.
 
     Raises:
         UnsafePathError: it is mounted noexec.
     """
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if facts.f_flag & os.ST_NOEXEC:
         raise UnsafePathError(folder, "mounted noexec: native objects could not be loaded")
 
 
@@ -216,8 +223,7 @@ def temporary_sibling(final: str) -> str:
     """
     path = f"{final}.tmp.{os.getpid()}.{os.urandom(4).hex()}"
     try:
-        os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)
+        _mkdir(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoomError(f"{path}: {error.strerror}") from error
@@ -285,11 +291,11 @@ def write_and_read_test(folder: str) -> None:
 def _nameless_file(folder: str) -> int:
     """Returns a new file that no kill can leave behind; where the file system has no such files, one that loses its name at once."""
     try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError:
         pass  # not supported, under several numbers; or not writable, which the next call says
     path = os.path.join(folder, f".probe.{os.urandom(4).hex()}")
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # exclusive: no link is followed either
     os.unlink(path)
     return handle
 

@@ -114,7 +114,8 @@ def open_present(
     try:
         if sorted(marker.statements) == sorted(statements):
             _check_files(folder, marker)
-            cachedir.check_executable(folder)  # a volume that one container filled may be mounted otherwise in the next
+            # a volume that one container filled may be mounted otherwise in the next
+            cachedir.check_executable(folder, os.statvfs(folder))
             cachedir.write_and_read_test(folder)
             return marker, lease
     except (CachepipeError, OSError) as error:
