@@ -11,6 +11,7 @@ Every first call is made in a fresh process; variants:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -341,9 +342,18 @@ def machine_facts(is_cpu: bool) -> dict[str, Any]:
         "device": gpu or cpu_name(),
         "driver": gpus.driver if gpus else "",
         "cores": len(os.sched_getaffinity(0)),
+        "sources": sources_digest(),
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("torch", "triton", "transformers")},
     }
+
+
+def sources_digest() -> str:
+    """Returns 16 hexadecimal digits of a digest of the package: which code was measured."""
+    whole = hashlib.sha256()
+    for path in sorted((REPOSITORY / "cachepipe").rglob("*.py")):
+        whole.update(f"{path.relative_to(REPOSITORY)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
 
 
 def cpu_name() -> str:

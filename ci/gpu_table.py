@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WORK = ("benchmarks", "tuning_runs", "triton_compiles", "native_builds")
+COMPILERS = ("compiler_runs", "ptxas_runs")
+"""Processes, which `verify` counts while no compiler is on PATH."""
+PHASES = ("trace_s", "lookup_s", "load_s", "compile_s", "run_s")
 Line = Mapping[str, Any]
 
 
@@ -68,6 +71,16 @@ class Entry:
         rows += [row["work"] for run in self.runs("verify") for row in run["shape_buckets"]]
         return {name: max((int(row[name]) for row in rows), default=0) for name in WORK}
 
+    def compilers(self) -> dict[str, int | None]:
+        """Returns the most processes of a compiler that any verified start had; None: not verified."""
+        rows = [row["work"] for run in self.runs("verify") for row in run["shape_buckets"]]
+        return {name: max((int(row[name]) for row in rows), default=None) for name in COMPILERS}
+
+    def phases(self) -> dict[str, float] | None:
+        """Returns where the restored first calls' time goes, as `verify` recorded it; seconds over all shape buckets."""
+        parts = [row["phases"]["restored"] for run in self.runs("verify") for row in run["shape_buckets"]]
+        return {name: sum(part[name] for part in parts) for name in PHASES} if parts else None
+
     def latency(self) -> list[Line]:
         found: list[Line] = self.build.get("tuning", {}).get("latency", [])
         return found
@@ -102,16 +115,13 @@ def table(entries: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{legend}\n"
 
 
-PHASES = ("trace_s", "lookup_s", "load_s", "compile_s", "run_s")
-
-
 def profile(entries: Sequence[Entry]) -> str:
-    """Returns where the restored first calls' time goes, per entry, as `verify` recorded it; seconds over all shape buckets."""
+    """Returns the phases of the restored first calls, per entry; seconds."""
     heads = ["entry", *(name.removesuffix("_s") for name in PHASES)]
     rows = [heads, ["---", *["---:"] * len(PHASES)]]
     for entry in entries:
-        parts = [row["phases"]["restored"] for run in entry.runs("verify") for row in run["shape_buckets"]]
-        rows.append([entry.name, *(number(sum(part[name] for part in parts) if parts else None) for name in PHASES)])
+        phases = entry.phases() or {}
+        rows.append([entry.name, *(number(phases.get(name)) for name in PHASES)])
     legend = (
         "lookup: keys, reads, unpickling, and the import of torch's compile stack, which an eager process does not need"
     )
@@ -137,6 +147,10 @@ def targets(main: Entry, entries: Sequence[Entry]) -> list[Target]:
     for name in WORK:
         most = max((entry.work()[name] for entry in entries), default=None) if has_restored(entries) else None
         found.append(at_most(f"all entries, restored: {name.replace('_', ' ')}", most, 0))
+    for name in COMPILERS:
+        counts = [entry.compilers()[name] for entry in entries]
+        most = None if None in counts else max(count for count in counts if count is not None)
+        found.append(at_most(f"all entries, verified: {name.replace('_', ' ')}", most, 0))
     sums = {variant: total(entries, variant) for variant in ("restored", "trace")}
     found.append(at_most("Σ restored ÷ Σ (trace + eager)", ratio(sums["restored"], sums["trace"]), 1.25))
     ready = {variant: total(entries, variant, "ready_s") for variant in ("restored", "eager")}
@@ -205,6 +219,7 @@ def record(entries: Sequence[Entry], rows: Sequence[Target], lines: Sequence[Lin
         "machines": [json.loads(text) for text in sorted(machines)],
         "dates": sorted({line["date"][:10] for line in lines}),
         "targets": [row._asdict() for row in rows],
+        "phases_s": {entry.name: entry.phases() for entry in entries},
         "medians_s": {entry.name: {variant: entry.seconds(variant) for variant in variants} for entry in entries},
         "lines": list(lines),
     }

@@ -44,7 +44,8 @@ def script() -> Any:
 
 def lines(journal: Any, entry: str, restored_s: float = 3.0, **work: int) -> None:
     """Writes the lines of one entry: cold 60 + 20 s, restored as given."""
-    done = dict.fromkeys(("benchmarks", "tuning_runs", "triton_compiles", "native_builds"), 0) | work
+    counted = ("benchmarks", "tuning_runs", "triton_compiles", "native_builds", "compiler_runs", "ptxas_runs")
+    done = dict.fromkeys(counted, 0) | work
     facts = [{"cold_s": 60.0, "shape_bucket": {"batch": 8}}, {"cold_s": 20.0, "shape_bucket": {"batch": 1}}]
     latency = [{"shape_bucket": {"batch": 8}, "ratio": 1.01}, {"shape_bucket": {"batch": 1}, "ratio": 0.99}]
     phases = {"trace_s": 1.5, "lookup_s": 1.0, "load_s": 0.25, "compile_s": 0.0, "run_s": 0.25}
@@ -88,6 +89,16 @@ def test_one_triton_compile_in_one_process_misses_the_target(script: Any, tmp_pa
     assert found["the build's cold ÷ restored"] == ("15", True)
 
 
+@pytest.mark.parametrize("name", ["compiler_runs", "ptxas_runs"])
+def test_one_compiler_process_in_one_verified_start_misses_the_target(script: Any, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert:max-autotune", restored_s=2.0)
+    lines(script.Journal(path, FACTS), "vit:max-autotune", restored_s=2.0, **{name: 1})
+    found = verdicts(script, path, "bert:max-autotune", "vit:max-autotune")
+    missed = {what: text for what, (text, is_met) in found.items() if not is_met}
+    assert missed == {f"all entries, verified: {name.replace('_', ' ')}": "1"}
+
+
 def test_what_was_not_measured_is_missed_and_shown_as_such(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     script.Journal(path, FACTS).note("bert · verify", entry="bert", variant="verify", shape_buckets=[])
@@ -121,7 +132,58 @@ def test_merge_writes_table_and_record_of_several_runs(tmp_path: Path) -> None:
     assert "| vit-b-16:max-autotune | 3.00 | 2.00 | 0.50 | 0.00 | 0.50 |" in done.stdout
     record = json.loads(output.read_text())
     assert record["machines"] == [{name: FACTS[name] for name in ("device", "driver", "versions")}]
+    assert record["phases_s"]["vit-b-16:max-autotune"]["trace_s"] == 3.0
     assert len(record["lines"]) == 24 and record["medians_s"]["vit-b-16:max-autotune"]["restored"] == 4.0
+
+
+RESULTS = CI / "results" / "h200-torch2.11.json"
+ROWS = {
+    "Llama-shaped 1.2 B, `max-autotune`": "llama-1b:max-autotune",
+    "ViT-B/16, `max-autotune`": "vit-b-16:max-autotune",
+    "ResNet-50, `max-autotune`": "resnet-50:max-autotune",
+    "BERT-base, `max-autotune`": "bert-base:max-autotune",
+    "BERT-base, `max-autotune`, `engine: aot`": "bert-base-aot:max-autotune",
+    "BERT-base, `max-autotune-no-cudagraphs`": "bert-base:max-autotune-no-cudagraphs",
+    "BERT-base, `default`": "bert-base:default",
+    "BERT-base, `reduce-overhead`": "bert-base:reduce-overhead",
+    "BERT, 4 layers, trained, `default`": "bert-train:default",
+    "BERT, 4 layers, dynamic batch, `default`": "bert-dynamic:default",
+}
+"""README's names of the entries."""
+
+
+def test_the_record_is_what_merge_makes_of_its_lines(script: Any, tmp_path: Path) -> None:
+    assert script.merge([RESULTS.with_suffix(".jsonl")], script.H200, tmp_path / "record.json") == 0
+    assert (tmp_path / "record.json").read_text() == RESULTS.read_text()
+
+
+def test_every_number_of_the_readmes_gpu_table_is_the_records(script: Any) -> None:
+    found = script.gpu_table.read_lines([RESULTS.with_suffix(".jsonl")])
+    entries = {entry.name: script.gpu_table.Entry(entry.name, found, entry.eager_of) for entry in script.H200}
+    section = (REPOSITORY / "README.md").read_text().partition("\n## On a GPU\n")[2].partition("\n## ")[0]
+    rows = {
+        row[1]: row[2:-1]
+        for line in section.splitlines()
+        if len(row := [cell.strip() for cell in line.split("|")]) == 11
+    }
+    assert set(ROWS) <= set(rows)
+    for name, cells in rows.items():
+        if name not in ROWS:
+            continue
+        entry = entries[ROWS[name]]
+        seconds = [entry.tuned_s(), *(entry.seconds(variant) for variant in ("warm", "bundle", "restored", "trace"))]
+        sizes = [entry.build["bytes"][kind] / 1e6 for kind in ("tuned", "bundle", "packed")]
+        wanted = [
+            *seconds,
+            entry.tuned_s() / entry.seconds("restored"),
+            *sizes,
+            *(row["ratio"] for row in entry.latency()),
+        ]
+        shown = " ".join(cells).replace("*", "").replace("→", "").replace("×", "").replace(",", "").split()
+        assert len(shown) == len(wanted), name
+        for text, value in zip(shown, wanted, strict=True):
+            decimals = len(text.partition(".")[2])
+            assert text == ("–" if value is None else f"{value:.{decimals}f}"), (name, text, value)
 
 
 def test_every_entry_of_the_manifest_is_measured(script: Any) -> None:
