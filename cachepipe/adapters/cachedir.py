@@ -64,7 +64,7 @@ def check_private(folder: str, *, closes: bool = True) -> None:
             raise UnsafePathError(folder, f"owned by uid {facts.st_uid}, we are {os.geteuid()}")
         if facts.st_mode & 0o022:
             raise UnsafePathError(folder, f"writable by others (mode {stat.S_IMODE(facts.st_mode):04o})")
-        if closes and (facts.st_mode & 0o077 or facts.st_mode & 0o700 != 0o700):
+        if closes and facts.st_mode & 0o777 != 0o700:
             os.fchmod(handle, 0o700)
     except OSError as error:
         raise UnsafePathError(folder, f"cannot be closed to others ({error.strerror})") from error
@@ -100,8 +100,10 @@ def _passed(path: str) -> Iterator[str]:
     yield place
     while rest:
         part = rest.pop(0)
-        if part in ("", ".", ".."):
-            place = os.path.dirname(place) if part == ".." else place
+        if part == "..":
+            place = os.path.dirname(place)
+            continue
+        if part in ("", "."):
             continue
         step = os.path.join(place, part)
         yield step

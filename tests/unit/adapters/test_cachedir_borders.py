@@ -217,13 +217,16 @@ INODES = 100 + 10 + 64
 
 def test_case_c12_a_tenth_more_than_needed_16_mib_a_block_per_file_and_64_inodes_is_room_enough() -> None:
     cachedir.check_room("/cache", NEED, mounted(BLOCKS, INODES))
-    with pytest.raises(NoRoomError) as short:
-        cachedir.check_room("/cache", NEED, mounted(BLOCKS - 1, INODES))
     wanted = BLOCKS * 4096
-    assert f"/cache: not enough room: wanted {wanted} bytes, free {wanted - 4096}, missing 4096" in str(short.value)
-    with pytest.raises(NoRoomError) as few:
-        cachedir.check_room("/cache", NEED, mounted(BLOCKS, INODES - 1))
-    assert f"/cache: not enough inodes: wanted {INODES}, free {INODES - 1}, missing 1" in str(few.value)
+    for missing in (1, BLOCKS - 3, BLOCKS):
+        free = (BLOCKS - missing) * 4096
+        words = f"/cache: not enough room: wanted {wanted} bytes, free {free}, missing {missing * 4096}$"
+        with pytest.raises(NoRoomError, match=words):
+            cachedir.check_room("/cache", NEED, mounted(BLOCKS - missing, INODES))
+    for missing in (1, INODES - 3, INODES):
+        words = f"/cache: not enough inodes: wanted {INODES}, free {INODES - missing}, missing {missing}$"
+        with pytest.raises(NoRoomError, match=words):
+            cachedir.check_room("/cache", NEED, mounted(BLOCKS, INODES - missing))
 
 
 def test_a_file_system_that_counts_no_inodes_has_enough() -> None:
@@ -370,6 +373,17 @@ def test_the_probe_is_read_by_nobody_else_and_back_from_its_first_byte(
     finally:
         os.umask(mask)
     assert modes == [0o600]
+
+
+def test_the_probe_has_no_name_where_there_are_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+    except OSError:
+        pytest.skip("this file system has none")
+    named: list[int] = []
+    monkeypatch.setattr(os, "urandom", lambda size: named.append(size) or bytes(size))
+    cachedir.write_and_read_test(str(tmp_path))
+    assert named == []
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
