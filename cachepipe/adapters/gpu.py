@@ -10,7 +10,8 @@ Source: CUDA programming guide, "CUDA Environment Variables"; NVML API reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,33 +49,46 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> Gpus | None:
 
     Args:
         environ: of the process that will use CUDA.
-        nvml: the NVML binding; None: `pynvml`.
+        nvml: the NVML binding; None: `pynvml`. One that does not work, an older package of the same name, say, counts as none.
     """
     nvml = nvml or binding()
-    if nvml is None:
-        return None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        with opened(nvml):
+            driver = _text(nvml.nvmlSystemGetDriverVersion())
+            boards = [_board(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+    except failures(nvml):
         return None
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        boards = [_board(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
     is_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     return Gpus(driver, select_visible(environ.get("CUDA_VISIBLE_DEVICES"), boards, is_pci_order))
 
 
 def binding() -> Any:
-    """Returns the NVML binding; None: it is not installed."""
+    """Returns the NVML binding; None: it is not installed, or cannot be imported."""
     try:
         import pynvml
-    except ImportError:
+    except failures(None):
         return None
     return pynvml
+
+
+@contextmanager
+def opened(nvml: Any) -> Iterator[None]:
+    """Has NVML answer while the body lasts; raises one of `failures`."""
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        with suppress(*failures(nvml)):
+            nvml.nvmlShutdown()
+
+
+def failures(nvml: Any) -> tuple[type[Exception], ...]:
+    """Returns what a binding raises: the driver's answers as NVMLError; the rest where its package or library is damaged or is
+    another version, which must not keep a service from its cache: the driver is asked for no more than its facts."""
+    return (getattr(nvml, "NVMLError", ImportError), *_BROKEN)
+
+
+_BROKEN = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def select_visible(wanted: str | None, boards: Sequence[Board], is_pci_order: bool) -> tuple[Gpu, ...]:
@@ -84,7 +98,7 @@ def select_visible(wanted: str | None, boards: Sequence[Board], is_pci_order: bo
         return everything
     chosen: list[Gpu] = []
     for token in (part.strip() for part in wanted.split(",")):
-        if token.isdecimal() and not is_pci_order and len({board.gpu.name for board in boards}) > 1:
+        if _is_number(token) and not is_pci_order and len({board.gpu.name for board in boards}) > 1:
             return everything
         gpu = _named(token, boards, everything)
         if gpu is None:
@@ -96,7 +110,7 @@ def select_visible(wanted: str | None, boards: Sequence[Board], is_pci_order: bo
 
 
 def _named(token: str, boards: Sequence[Board], everything: Sequence[Gpu]) -> Gpu | None:
-    if token.isdecimal():
+    if _is_number(token):
         return everything[int(token)] if int(token) < len(everything) else None
     if token.startswith("GPU-"):
         found = [first for board, first in zip(boards, everything, strict=True) if board.gpu.uuid.startswith(token)]
@@ -105,6 +119,11 @@ def _named(token: str, boards: Sequence[Board], everything: Sequence[Gpu]) -> Gp
     else:
         found = []
     return found[0] if len(found) == 1 else None
+
+
+def _is_number(token: str) -> bool:
+    # one digit of another script is no number to the driver, and Python refuses to read thousands of digits
+    return token.isascii() and token.isdecimal() and len(token) < 10
 
 
 def _board(nvml: Any, handle: Any) -> Board:

@@ -7,12 +7,18 @@ for ever by others that take turns. Both are flocks, free when their holder dies
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
 from cachepipe.adapters.folders import lock_file
+from cachepipe.errors import NoRoomError, UnsafePathError
+
+_ELSEWHERE = "name a folder of your own by TMPDIR, the same one for all builds of this machine"
+_HINT = f"builds take turns on the GPU by this file: remove what is there, or {_ELSEWHERE}"
 
 
 @contextlib.contextmanager
@@ -23,6 +29,10 @@ def gpu_turn(uuid: str, is_alone: bool, on_wait: Callable[[], None] = lambda: No
         uuid: of the GPU, `GPU-…` or `MIG-…`.
         is_alone: nobody else may use it meanwhile; else others that share it may.
         on_wait: called before waiting for others.
+
+    Raises:
+        UnsafePathError: at the lock's place is something that is no file of ours, or no file can be made there.
+        NoRoomError: the disk is full.
     """
     with _opened(f"{uuid}.gate") as gate, _opened(uuid) as turn:
         lock_file(gate, on_wait)
@@ -36,9 +46,26 @@ def gpu_turn(uuid: str, is_alone: bool, on_wait: Callable[[], None] = lambda: No
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[int]:
-    path = os.path.join(tempfile.gettempdir(), f"cachepipe-{os.getuid()}-{name}.lock")
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    path = "TMPDIR"
     try:
+        path = os.path.join(tempfile.gettempdir(), f"cachepipe-{os.getuid()}-{name}.lock")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        problem = (error.strerror or str(error)).lower()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoRoomError(f"{path}: {problem}", hint=f"free space there, or {_ELSEWHERE}") from error
+        raise UnsafePathError(path, problem, hint=_HINT) from error
+    try:
+        _require_own_file(handle, path)
         yield handle
     finally:
         os.close(handle)
+
+
+def _require_own_file(handle: int, path: str) -> None:
+    """Its name can be guessed: who made the file could hold its lock, and with it every build, for ever."""
+    found = os.fstat(handle)
+    if found.st_uid != os.geteuid():
+        raise UnsafePathError(path, f"belongs to user {found.st_uid}", hint=_HINT)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafePathError(path, "is not a regular file", hint=_HINT)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from cachepipe.adapters.gpu import binding, optional, visible_gpus
+from cachepipe.adapters.gpu import binding, failures, opened, optional, visible_gpus
 from cachepipe.adapters.guard import descendants
 from cachepipe.domain.quiet import IDLE, GpuSample
 
@@ -33,10 +33,11 @@ class GpuWatch:
         self.samples: list[GpuSample] = []
 
     def strangers_before(self, patience_s: float = SETTLING_S) -> int:
-        """Returns how many processes use the GPU before ours does; one that is about to end is waited for."""
-        deadline = time.monotonic() + patience_s
-        while (found := len(self._pids())) and time.monotonic() < deadline:
-            time.sleep(INTERVAL_S)
+        """Returns how many processes use the GPU before ours does, as far as NVML tells; one that is about to end is waited for."""
+        deadline, found = time.monotonic() + patience_s, 0
+        with contextlib.suppress(*failures(self._nvml)):
+            while (found := len(self._pids())) and time.monotonic() < deadline:
+                time.sleep(INTERVAL_S)
         return found
 
     @contextlib.contextmanager
@@ -53,7 +54,7 @@ class GpuWatch:
 
     def _run(self, interval_s: float) -> None:
         while not self._end.wait(interval_s):
-            with contextlib.suppress(self._nvml.NVMLError):
+            with contextlib.suppress(*failures(self._nvml)):
                 self.samples.append(self.sample())
 
     def sample(self) -> GpuSample:
@@ -94,13 +95,9 @@ def open_watch(environ: Mapping[str, str], nvml: Any = None) -> Iterator[GpuWatc
     if gpus is None or not gpus.visible:
         yield None
         return
-    try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByUUID(gpus.visible[0].uuid)
-    except nvml.NVMLError:
-        yield None
-        return
-    try:
-        yield GpuWatch(nvml, handle, gpus.driver)
-    finally:
-        nvml.nvmlShutdown()
+    with contextlib.ExitStack() as stack:
+        watch = None
+        with contextlib.suppress(*failures(nvml)):
+            stack.enter_context(opened(nvml))
+            watch = GpuWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpus.visible[0].uuid), gpus.driver)
+        yield watch

@@ -28,6 +28,7 @@ HINT = (
     "the tuned choice would be one of chance: stop what else uses the GPU (`nvidia-smi` lists it), let it cool down, "
     "or accept the noise with `--allow-noisy`"
 )
+_UNKNOWN = "nobody knows whether the GPU is quiet"
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def tuned_quietly(
     # 1
     with turn(shop, spec, is_alone), open_watch(os.environ) as watch:
         if watch is None:
-            shop.progress.say(f"note: {spec.id}: NVML does not answer: nobody knows whether the GPU is quiet")
+            shop.progress.say(f"note: {spec.id}: NVML does not answer: {_UNKNOWN}")
             return tune()
         # 2
         strangers = watch.strangers_before() if is_alone else 0
@@ -85,7 +86,11 @@ def tuned_quietly(
         entry.write(f"{step}.gpu", canonical_bytes({"driver": watch.driver, **summary(watch.samples)}))
         found = (*before, *noises(watch.samples))
     # 4
-    if not found or evidence.work.benchmarks + evidence.work.tuning_runs == 0:
+    if evidence.work.benchmarks + evidence.work.tuning_runs == 0:
+        return evidence
+    if not watch.samples:
+        shop.progress.say(f"note: {spec.id}: {step}: NVML gave no sample: {_UNKNOWN}")
+    if not found:
         return evidence
     if not is_alone:
         return tuned_quietly(shop, spec, step, entry, tune)

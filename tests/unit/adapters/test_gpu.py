@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from cachepipe.adapters.gpu import Board, Gpu, select_visible, visible_gpus
-from tests.support.nvml import Binding
+from cachepipe.adapters.gpu import Board, Gpu, binding, select_visible, visible_gpus
+from tests.support.nvml import Binding, FakeError
 
 
 def gpu(number: int, name: str = "NVIDIA H200") -> Gpu:
@@ -42,6 +46,9 @@ PARTED = [Board(ZERO, (instance(1), instance(2))), Board(ONE)]
         ("GPU-ffff", ()),
         ("NoDevFiles", ()),
         ("0,GPU-11ab", (ZERO, ONE)),
+        ("0," + "9" * 5_000, (ZERO,)),
+        ("0,\N{FULLWIDTH DIGIT ONE},2", (ZERO,)),
+        ("0,\N{SUPERSCRIPT TWO}", (ZERO,)),
     ],
 )
 def test_the_list_is_read_as_the_driver_reads_it(wanted: str | None, visible: tuple[Gpu, ...]) -> None:
@@ -84,3 +91,48 @@ def test_no_nvml_is_none_and_no_error() -> None:
     binding = Binding()
     binding.is_loaded = False
     assert visible_gpus({}, binding) is None
+
+
+class Damaged(Binding):
+    """A binding of which one function behaves as told."""
+
+    def __init__(self, name: str, answer: Any) -> None:
+        setattr(self, name, answer)
+
+
+def raising(error: Exception) -> Any:
+    def ask(*_: object) -> None:
+        raise error
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no library"), AttributeError("of another version"), RuntimeError(), TypeError()]
+)
+@pytest.mark.parametrize(
+    "name", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetUUID"]
+)
+def test_a_binding_that_does_not_work_is_no_nvml_and_no_error(name: str, error: Exception) -> None:
+    assert visible_gpus({}, Damaged(name, raising(error))) is None
+
+
+def test_answers_that_are_no_text_are_no_nvml() -> None:
+    assert visible_gpus({}, Damaged("nvmlSystemGetDriverVersion", lambda: b"\xff\xfe")) is None
+
+
+def test_an_empty_package_of_the_bindings_name_is_no_nvml() -> None:
+    assert visible_gpus({}, ModuleType("pynvml")) is None
+
+
+def test_facts_that_were_told_count_though_the_end_fails() -> None:
+    gpus = visible_gpus({}, Damaged("nvmlShutdown", raising(FakeError("gone"))))
+    assert gpus is not None and gpus.driver == "580.65.06"
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('broken')", "import no_such_module", "None.x"])
+def test_a_binding_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "pynvml.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert binding() is None

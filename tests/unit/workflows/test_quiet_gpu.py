@@ -168,3 +168,17 @@ def test_on_a_cpu_nothing_is_asked(host: Host, entry: EntryDir) -> None:
     tuned_quietly(shop(Talk()), spec(), "tune", entry, lambda: evidence(benchmarks=1))
     with turn(shop(Talk()), spec(), is_alone=True), turn(shop(Talk()), spec(), is_alone=True):
         pass
+
+
+def test_a_step_that_tuned_without_one_sample_says_that_nobody_knows(host: Host, entry: EntryDir) -> None:
+    def lost(_handle: object) -> list[Any]:
+        raise AttributeError("of another version of the binding")
+
+    host.nvmlDeviceGetComputeRunningProcesses = lost  # type: ignore[method-assign]
+    for allows_noisy in (False, True):
+        talk = Talk()
+        tuned_quietly(shop(talk, allows_noisy=allows_noisy), GPU, "settle-1", entry, tuning(host, benchmarks=9))
+        assert talk.lines == [
+            "note: mlp/float32/default: settle-1: NVML gave no sample: nobody knows whether the GPU is quiet"
+        ]
+    assert gpu_facts(entry, rounds=1)["settle-1"]["samples"] == 0
