@@ -16,18 +16,15 @@ import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_journal import Journal
+from gpu_processes import Later, Outlasted, Processes
 from steering import clean_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -64,31 +61,8 @@ class Entry(NamedTuple):
         return f"{self.model}:{self.mode}"
 
 
-class Later(Exception):
-    """Not enough time is left in this invocation."""
-
-
 class Failed(Exception):
     """A command failed; the rest of this entry is left out, the other entries go on."""
-
-
-class Journal:
-    """The lines that are written as it goes; what stands there is not measured again."""
-
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path, self.facts, self._lock = path, facts, threading.Lock()
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
-
-    def has(self, key: str) -> bool:
-        return any(line["key"] == key and "error" not in line for line in self.lines)
-
-    def note(self, key: str, **facts: Any) -> None:
-        line = {"key": key, **facts, **self.facts, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, self.path.open("a") as file:
-            self.lines.append(line)
-            file.write(json.dumps(line, sort_keys=True) + "\n")
 
 
 class Runs:
@@ -97,6 +71,9 @@ class Runs:
     def __init__(self, manifest: Path, work: Path, journal: Journal, ends: float, is_noisy: bool) -> None:
         self.manifest, self.work, self.journal, self.ends = manifest, work, journal, ends
         self.build_options = ["--allow-noisy"] if is_noisy else []
+        self.processes = Processes()
+        self.wanted_s = 0.0
+        """What a step would take for which too little time was left."""
 
     def is_done(self, entry: Entry) -> bool:
         return all(self.journal.has(key) for key, _, _ in self.steps(entry))
@@ -165,26 +142,35 @@ class Runs:
         words += ["--report", str(folder / "report"), "--max-latency-ratio", "1000", *self.build_options]
         say(f"{entry.name} · build: about {entry.build_s:.0f} s")
         started = time.monotonic()
-        document = json.loads(self.command(words, limit_s=self.left()))
+        self.command(words, limit_s=self.left())
         seconds = time.monotonic() - started
         for words in (
             ["promote", self.store(entry), "--name", self.release(), "--from", "candidate", "--to", "stable"],
             ["lock", self.store(entry), "--name", self.release(), "--output", str(folder / "lock")],
         ):
             self.command(words)
-        own = next(path.parent for path in (folder / "work" / "entries").glob("*/tune.bundle"))
-        (own / "tune").rename(folder / "tuned")
-        (own / "tune.bundle").rename(folder / "bundle")
-        shutil.rmtree(folder / "work")
+        self.keep_tuned(folder)
         self.wipe(entry)
         result = {
-            "build": document["builds"][0],
             "build_s": seconds,
             "statement": self.statement(entry),
             "resumed": is_begun,
         }
-        (folder / "built.json").write_text(json.dumps(result))
+        begun = folder / "built.json.tmp"
+        begun.write_text(json.dumps(result))
+        begun.replace(folder / "built.json")
         say(f"{entry.name} · build: done in {seconds:.1f} s")
+
+    @staticmethod
+    def keep_tuned(folder: Path) -> None:
+        """Moves the tuned folder and the bundle out of the build's work folder, which goes; one that was killed here is gone on with."""
+        for kept, name in (("tuned", "tune"), ("bundle", "tune.bundle")):
+            if not (folder / kept).exists():
+                found = next((folder / "work" / "entries").glob(f"*/{name}"), None)
+                if found is None:
+                    raise Failed(f"{folder}: the build left no {name}: remove this folder, and it is built anew")
+                found.rename(folder / kept)
+        shutil.rmtree(folder / "work", ignore_errors=True)
 
     def wipe(self, entry: Entry) -> None:
         """Removes every folder in which a build, torch, Triton or the driver keeps what was compiled: HOME and TMPDIR as well."""
@@ -267,7 +253,7 @@ class Runs:
             env["TRITON_CACHE_DIR"] = str(empty / "triton" / "0")
         if variant in ("warm", "bundle"):  # part of torch's keys: what was built with them hits only with them
             env |= keyed_variables(statement["variables"])
-        result = run_child(before, job, folder / "job.json", env)
+        result = self.child(before, job, folder / "job.json", env)
         shutil.rmtree(empty, ignore_errors=True)
         return {"variant": variant, "round": number, **result}
 
@@ -288,23 +274,34 @@ class Runs:
 
     def need(self, seconds: float) -> None:
         if self.left() < seconds:
+            self.wanted_s = max(self.wanted_s, seconds)
             raise Later
 
     def command(self, words: Sequence[str], accepted: Sequence[int] = (0,), limit_s: float = CHILD_LIMIT_S) -> str:
-        """Returns what a cachepipe command printed; one that outlasts the limit is interrupted and goes on next time."""
-        with tempfile.TemporaryFile("w+") as talk:
-            command = [*cachepipe(), *words]
-            process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, stderr=talk, text=True)
-            try:
-                output, _ = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
-                process.communicate()
-                raise Later from None
-            if process.returncode not in accepted:
-                talk.seek(0)
-                raise Failed(f"cachepipe {words[0]}: exit {process.returncode}\n{talk.read()[-4000:]}")
-        return output
+        """Returns what a cachepipe command printed; a build that outlasts the limit is interrupted and goes on next time."""
+        try:
+            done = self.processes.run([*cachepipe(), *words], clean_environment(), limit_s)
+        except Outlasted as error:
+            raise Later if words[0] == "build" else Failed(f"cachepipe {words[0]}: {error}") from None
+        if done.code not in accepted:
+            raise Failed(f"cachepipe {words[0]}: exit {done.code}\n{done.talk}")
+        return done.output
+
+    def child(
+        self, before: Sequence[str], job: dict[str, Any], job_file: Path, env: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Runs one measured process to its end and returns what it printed."""
+        words = [*before, sys.executable, str(REPOSITORY / "ci" / "bench_child.py"), str(job_file)]
+        job["started"] = time.monotonic()  # one clock for all processes of a Linux machine
+        job_file.write_text(json.dumps(job))
+        try:
+            done = self.processes.run(words, env, CHILD_LIMIT_S)
+        except Outlasted as error:
+            raise Failed(f"{job['variant']}: {error}") from None
+        if done.code != 0:
+            raise Failed(f"{job['variant']}: exit {done.code}\n{done.talk}")
+        result: dict[str, Any] = json.loads(done.output.splitlines()[-1])
+        return result
 
 
 def cachepipe() -> list[str]:
@@ -314,18 +311,6 @@ def cachepipe() -> list[str]:
 def keyed_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns an artifact's variables without the tools' paths: plain torch has the keys, not our repair."""
     return {name: value for name, value in variables.items() if "{" not in value}
-
-
-def run_child(words: Sequence[str], job: dict[str, Any], job_file: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """Runs one measured process to its end and returns what it printed."""
-    command = [*words, sys.executable, str(REPOSITORY / "ci" / "bench_child.py"), str(job_file)]
-    job["started"] = time.monotonic()  # one clock for all processes of a Linux machine
-    job_file.write_text(json.dumps(job))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
-    if done.returncode != 0:
-        raise Failed(f"{job['variant']}: exit {done.returncode}\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def size_of(folder: Path) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gpu_journal
+
 WORK = ("benchmarks", "tuning_runs", "triton_compiles", "native_builds")
 COMPILERS = ("compiler_runs", "ptxas_runs")
 """Processes, which `verify` counts while no compiler is on PATH."""
@@ -26,8 +28,7 @@ def read_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Returns the lines of several runs, the last one of each key, without failed ones that were made again."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
+        for line in gpu_journal.read(path)[0]:
             if "error" not in line or line["key"] not in found:
                 found[line["key"]] = line
     return list(found.values())

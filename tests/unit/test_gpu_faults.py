@@ -1,0 +1,335 @@
+"""`ci/gpu` is killed, meets a full disk, a damaged journal, another invocation: what was measured stays, what was not is told."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.release import clean_environment
+from tests.unit.test_gpu_runs import CI, FACTS, lines, load, script
+
+__all__ = ["script"]
+
+
+def line(**changes: Any) -> bytes:
+    whole = {"key": "a", "entry": "a", "variant": "eager", "date": "2026-01-01", **FACTS, **changes}
+    return json.dumps({name: value for name, value in whole.items() if value is not None}).encode() + b"\n"
+
+
+# --- the journal ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", range(1, len(line()), 40))
+def test_a_line_whose_writer_was_killed_is_taken_out_and_measured_again(script: Any, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(line() + line(key="b")[:size])
+    assert [row["key"] for row in script.gpu_table.read_lines([path])] == ["a"]
+    journal = script.Journal(path, FACTS)
+    assert journal.has("a") and not journal.has("b")
+    journal.note("b", entry="b", variant="eager")
+    assert [json.loads(text)["key"] for text in path.read_text().splitlines()] == ["a", "b"]
+
+
+def test_what_a_full_disk_cut_off_is_no_line_and_the_journal_goes_on(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    journal = script.Journal(path, FACTS)
+    journal.note("a", entry="a", variant="eager")
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(script.Damaged, match=r"lines\.jsonl: file too large: `b` is not noted"):
+            journal.note("b", entry="b", variant="eager")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not journal.has("b") and path.read_bytes().startswith(before)
+    journal.note("c", entry="c", variant="eager")
+    assert [row["key"] for row in script.Journal(path, FACTS).lines] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b"null\n",
+        b"[" * 100_000 + b"\n",
+        line(key=None),
+        line(entry=1),
+        line(date=None),
+        line(device=["NVIDIA H200"]),
+        line(versions=None),
+        line(versions={}),
+        line(versions={"torch": 2.11}),
+        line(first_calls_s=float("nan")),
+        line(first_calls_s=float("inf")),
+    ],
+)
+def test_damage_in_the_midst_is_refused_by_file_and_line(script: Any, tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(line() + b"\n" + damage + line(key="b"))
+    for read in (lambda: script.Journal(path, FACTS), lambda: script.gpu_table.read_lines([path])):
+        with pytest.raises(script.Damaged, match=r"lines\.jsonl:3: .*: remove it, and it is measured again"):
+            read()
+    assert path.read_bytes().endswith(line(key="b"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"device": "NVIDIA H100"}, {"versions": {"torch": "2.12.1+cu130"}}, {"versions": {"torch": "2.11.0+cu126"}}],
+)
+def test_measurements_of_another_gpu_or_torch_are_not_taken_for_this_ones(
+    script: Any, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(line(**other))
+    with pytest.raises(script.Damaged, match=r"this is NVIDIA H200 with torch 2\.11\.0\+cu130: name another journal"):
+        script.Journal(path, FACTS)
+    path.write_bytes(line(driver="590.1", cores=8))
+    assert script.Journal(path, FACTS).has("a")
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def merged(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(CI / "gpu"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+
+
+@pytest.mark.parametrize("other", [{"device": "NVIDIA H100"}, {"versions": {"torch": "2.12.1+cu130"}}])
+def test_one_table_holds_one_gpu_and_one_torch(script: Any, tmp_path: Path, other: dict[str, Any]) -> None:
+    one, two = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    lines(script.Journal(one, FACTS), "bert-base:max-autotune")
+    lines(script.Journal(two, {**FACTS, **other}), "vit-b-16:max-autotune")
+    done = merged("--merge", one, two, "--output", tmp_path / "record.json")
+    assert done.returncode == 1 and not (tmp_path / "record.json").exists()
+    assert done.stderr.startswith("gpu: the lines are of NVIDIA H") and " and NVIDIA H" in done.stderr
+
+
+def test_another_gpus_record_does_not_take_the_name_of_the_measured_one(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    lines(script.Journal(path, {**FACTS, "device": "NVIDIA L4", "versions": {"torch": "0.0.0"}}), "bert-base:default")
+    done = merged("--merge", path)
+    assert done.returncode == 1 and "of NVIDIA L4, not of NVIDIA H200: name the record by --output" in done.stderr
+    assert not (CI / "results" / "h200-torch0.0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (line(entry="nothing of ours"), "name no known entry"),
+        (
+            line(entry="bert-base:default", variant="restored"),
+            "a line lacks what the table shows (KeyError: 'calls_s')",
+        ),
+        (line(entry="bert-base:default", variant="build", facts=7), "a line lacks what the table shows (TypeError"),
+        (
+            line(entry="bert-base:default", variant="build", tuning=[]),
+            "a line lacks what the table shows (AttributeError",
+        ),
+    ],
+)
+def test_a_line_that_the_table_cannot_show_ends_in_words(tmp_path: Path, row: bytes, words: str) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(row)
+    done = merged("--merge", path, "--output", tmp_path / "record.json")
+    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "record.json").exists()
+
+
+# --- kills and neighbours -------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_invocation_left_behind_keeps_the_next_one_out_until_it_ends(script: Any, tmp_path: Path) -> None:
+    work, started = tmp_path / "work", tmp_path / "started"
+    os.mkfifo(started)
+    child = [sys.executable, "-c", f"open({str(started)!r}, 'w').close(); input()"]
+    program = f"""
+import sys, pathlib; sys.path.insert(0, {str(CI)!r})
+from gpu_processes import Processes
+processes = Processes()
+with processes.alone_in(pathlib.Path({str(work)!r})):
+    processes.run({child!r}, {{}}, 600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as first:
+        started.read_bytes()
+        words = ["--cpu", "--work", work, "--lines", tmp_path / "lines.jsonl"]
+        busy = merged(*words)
+        first.kill()
+        first.wait()
+        with pytest.raises(script.Busy, match="another ci/gpu works there"), processes(script).alone_in(work):
+            pass
+        assert busy.returncode == 1 and "name another folder by --work" in busy.stderr
+        assert merged(*words, "--list").returncode == 0
+        first.communicate(b"\n")
+    with (work / "ci-gpu.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the child has ended
+    with processes(script).alone_in(work):
+        pass
+
+
+def processes(script: Any) -> Any:
+    return script.gpu_runs.Processes()
+
+
+@pytest.mark.parametrize("ignored", ["SIGINT", "SIGTERM"])
+def test_a_process_that_outlasts_its_limit_is_ended_whatever_it_ignores(
+    script: Any, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    monkeypatch.setattr("gpu_processes.GRACE_S", 0.5)
+    text = f"import signal; signal.signal(signal.{ignored}, signal.SIG_IGN); signal.pause()"
+    with pytest.raises(script.gpu_runs.Outlasted, match="not over in 1 s"):
+        processes(script).run([sys.executable, "-I", "-S", "-c", text], {}, 1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_runs_starts_nothing_more_and_notes_no_failure(tmp_path: Path, number: int) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    program = f"""
+import importlib.machinery, importlib.util, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(CI)!r})
+loader = importlib.machinery.SourceFileLoader("gpu", {str(CI / "gpu")!r})
+gpu = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu", loader))
+loader.exec_module(gpu)
+from gpu_journal import Journal
+work = Path({str(tmp_path)!r})
+runs = gpu.Runs(work / "m.yaml", work, Journal(work / "lines.jsonl", {FACTS!r}), time.monotonic() + 600, False)
+def build(entry):
+    runs.processes.run([sys.executable, "-c", "import signal; open({str(started)!r}, 'w').close(); signal.pause()"], {{}}, 600)
+runs.build_missing = build
+sys.argv = ["gpu"]
+sys.exit(gpu.measure(runs, list(gpu.H200), gpu.parse()))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as stopped:
+        started.read_bytes()
+        stopped.send_signal(number)
+        _, talk = stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + number
+    assert talk == "gpu: stopped: run again to go on\n"
+    assert not (tmp_path / "lines.jsonl").exists()
+
+
+def test_one_entrys_fault_of_any_kind_is_noted_and_the_others_go_on(script: Any, tmp_path: Path) -> None:
+    journal = script.Journal(tmp_path / "lines.jsonl", FACTS)
+    seen: list[str] = []
+
+    def work(entry: Any) -> None:
+        seen.append(entry.name)
+        if len(seen) == 1:
+            raise FileNotFoundError(2, "No such file or directory", "tuned")
+
+    assert script.in_parallel(script.or_note(journal, work), list(script.H200[:3]), 1)
+    assert len(seen) == 3
+    (row,) = journal.lines
+    assert row["error"] == "FileNotFoundError: [Errno 2] No such file or directory: 'tuned'"
+    assert not journal.has(row["key"])
+
+
+def test_a_journal_that_cannot_be_written_ends_the_invocation_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = merged("--cpu", "--list", "--lines", tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"gpu: {tmp_path}: is a directory: name the journal by --lines\n")
+    done = merged("--cpu", "--work", tmp_path / "file" / "below", "--lines", tmp_path / "lines.jsonl")
+    assert done.returncode == 1 and done.stderr.startswith("gpu: [Errno 20] Not a directory")
+
+
+def test_a_build_killed_while_its_tuned_folder_was_put_aside_is_gone_on_with(script: Any, tmp_path: Path) -> None:
+    def left_by_a_build(folder: Path) -> Path:
+        own = folder / "work" / "entries" / "1234"
+        (own / "tune" / "inductor").mkdir(parents=True)
+        (own / "tune.bundle").write_text("bundle")
+        return own
+
+    def is_kept(folder: Path) -> bool:
+        script.Runs.keep_tuned(folder)
+        whole = (folder / "tuned" / "inductor").is_dir() and (folder / "bundle").read_text() == "bundle"
+        return whole and not (folder / "work").exists()
+
+    left_by_a_build(tmp_path / "1")
+    assert is_kept(tmp_path / "1")
+    assert is_kept(tmp_path / "1")  # killed after the work folder went
+    left_by_a_build(tmp_path / "2").joinpath("tune").rename(tmp_path / "2" / "tuned")
+    assert is_kept(tmp_path / "2")
+    with pytest.raises(script.Failed, match="remove this folder, and it is built anew"):
+        script.Runs.keep_tuned(tmp_path / "3")
+
+
+@pytest.mark.parametrize(
+    "words", [["--jobs", "0"], ["--limit", "0"], ["--limit", "nan"], ["--limit=-1"], ["--jobs", "x"]]
+)
+def test_a_number_that_means_nothing_is_a_usage_error(words: list[str]) -> None:
+    done = merged("--list", *words)
+    assert done.returncode == 2 and "invalid number value" in done.stderr
+
+
+def test_a_limit_that_no_step_fits_in_is_told_and_not_tried_for_ever(tmp_path: Path) -> None:
+    done = merged("bert-base:default", "--work", tmp_path, "--lines", tmp_path / "lines.jsonl", "--limit", "90")
+    assert done.returncode == 1 and done.stderr == "gpu: the next step takes about 100 s: raise --limit\n"
+
+
+# --- a bare host ----------------------------------------------------------------------------------------------------
+
+
+def bare(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the script without site-packages: no cachepipe, no pip."""
+    command = [sys.executable, "-I", "-S", str(CI / "gpu"), "--list", "--wheels", str(tmp_path / ".whl"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+
+
+def test_a_host_without_cachepipe_and_wheels_is_told_both_ways(tmp_path: Path) -> None:
+    done = bare(tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "has no cachepipe" in done.stderr and "pip install" in done.stderr and "ci/gpu-wheels" in done.stderr
+
+
+def test_wheels_that_cannot_be_installed_are_told_with_the_way_round(tmp_path: Path) -> None:
+    (tmp_path / ".whl").mkdir()
+    (tmp_path / ".whl" / "nothing-1.0-py3-none-any.whl").touch()
+    done = bare(tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "cannot be installed" in done.stderr and "python3 -m venv --system-site-packages" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheels() -> Any:
+    return load("gpu-wheels")
+
+
+def test_the_measured_models_packages_are_collected_too(wheels: Any) -> None:
+    assert "transformers" in {wheels.normal(text) for text in wheels.requirements()}
+
+
+def test_what_the_host_has_in_a_version_that_does_not_do_is_named(wheels: Any, tmp_path: Path) -> None:
+    path = tmp_path / "have"
+    path.write_text(
+        "PyYAML==5.4.1\ntorch==2.9.0+cu128\nclick==8.2.0\n-e git+https://x\n\npydantic\nrich==of-our-own\nboto3==1.0\n"
+    )
+    host = wheels.listed(path)
+    assert {"pyyaml", "torch", "click", "pydantic", "rich"} <= host.keys()
+    assert wheels.unfit(host) == ["torch 2.9.0+cu128 (wanted >=2.11)", "PyYAML 5.4.1 (wanted >=6.0.1)"]
+
+
+def test_a_host_list_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(CI / "gpu-wheels"),
+        "--have",
+        str(tmp_path / "have"),
+        "--output",
+        str(tmp_path / "w"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    assert done.returncode == 1 and "No such file" in done.stderr and "Traceback" not in done.stderr
