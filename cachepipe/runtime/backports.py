@@ -16,6 +16,7 @@ from typing import Any
 
 from cachepipe.domain.variables import COMPILER
 from cachepipe.importing import when_imported
+from cachepipe.runtime.deferred import Deferred
 from cachepipe.runtime.recorded_digest import recorded_digest, with_known_digest
 
 Version = tuple[int, int]
@@ -95,9 +96,18 @@ def _live(path: str, root: str) -> str:
     return os.path.join(live, os.path.basename(folder), name)
 
 
-def _save_below_live_root(module: ModuleType, root: str) -> None:
-    """A pickled kernel holds the path of its record as the builder had it: tuned again, it would write there."""
+def _keep_records(module: ModuleType, root: str) -> None:
+    """A pickled kernel holds the path of its record as the builder had it: tuned again, it would write there. And a damaged
+    record is none: torch 2.11 and 2.12 fail on it, 2.13 on what is JSON but no record, at kernels whose record only we read too."""
     save: Callable[..., None] = module.AutotuneCache.save
+    read: Callable[[Any], Any] = module.AutotuneCache._read
+
+    @functools.wraps(read)
+    def read_whole(self: Any) -> Any:
+        try:
+            return read(self)
+        except (ValueError, AssertionError, OSError, RecursionError):
+            return None
 
     @functools.wraps(save)  # its name is pickled: kernels hold the bound method
     def save_live(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -107,6 +117,7 @@ def _save_below_live_root(module: ModuleType, root: str) -> None:
         save(self, *args, **kwargs)
 
     module.AutotuneCache.save = save_live
+    module.AutotuneCache._read = read_whole
 
 
 def _accept_scaled_winner(module: Any, root: str) -> None:
@@ -207,20 +218,6 @@ def _name_compiler(module: Any, root: str) -> None:
     module.cpp.cxx = (None, COMPILER)
 
 
-class _Later:
-    """A Jinja template that is compiled when it is first asked for anything."""
-
-    def __init__(self, compiled: Callable[[str], Any], source: str) -> None:
-        self._compiled, self._source = compiled, source
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of ours, before they are there, or of Python's own
-            raise AttributeError(name)
-        made = self._compiled(self._source)
-        self.__dict__.update(render=made.render)
-        return getattr(made, name)
-
-
 def _compile_templates_later(module: Any, root: str) -> None:
     """torch compiles the source templates of all its kernels when it is imported: a quarter of that time, and a hit generates
     no source."""
@@ -228,7 +225,7 @@ def _compile_templates_later(module: Any, root: str) -> None:
 
     @functools.wraps(compiled)
     def template_from_string(source: str) -> Any:
-        return _Later(compiled, source) if module.jinja2_env() is not None else compiled(source)
+        return Deferred(compiled, source) if module.jinja2_env() is not None else compiled(source)
 
     module.KernelTemplate._template_from_string = staticmethod(template_from_string)
 
@@ -265,10 +262,10 @@ TABLE = (
         name="record-path",
         first=(2, 11),
         last=(2, 13),
-        reference="torch/_inductor/runtime/autotune_cache.py: AutotuneCache.save, in 2.11.0 to 2.13.0",
-        what="writes the record of a kernel that is tuned after all below the live folder, never where the builder had it",
+        reference="torch/_inductor/runtime/autotune_cache.py: AutotuneCache.save, _read; 2.11.0 to 2.13.0",
+        what="writes the record of a kernel that is tuned after all below the live folder, never where the builder had it; a damaged record counts as none",
         module=_RECORDS,
-        patch=_save_below_live_root,
+        patch=_keep_records,
         is_for_builder=True,
     ),
     Backport(

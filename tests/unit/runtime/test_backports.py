@@ -116,6 +116,33 @@ def test_tuning_record_decides_for_its_own_config_and_leaves_every_other_kernel_
     assert done.stdout.split() == ["1", "1", "True", "True", "1", "1", "64", "2", "False"], done.stderr + done.stdout
 
 
+DAMAGED = """
+import os, sys
+sys.path[:0] = {path!r}
+from cachepipe.runtime import backports
+import torch._inductor.runtime.autotune_cache as records
+(row,) = [row for row in backports.TABLE if row.name == "record-path"]
+row.patch(records, {root!r})
+cache = records.AutotuneCache.create(dict(autotune_local_cache=True), os.path.join({root!r}, "inductor", "ab", "cabc.py"), "all")
+place = cache.local_cache[1]
+os.makedirs(os.path.dirname(place))
+found = []
+for data in (b"", b"{{", b"\\xff", b"null", b"[1]", b"7", b"[" * 100000, b'{{"XBLOCK": 64}}'):
+    with open(place, "wb") as file:
+        file.write(data)
+    found.append(cache._read())
+os.unlink(place)
+os.mkdir(place)
+print([*found, cache._read()])
+"""
+
+
+def test_a_damaged_record_is_none_and_no_fault_of_the_service(tmp_path: Path) -> None:
+    code = DAMAGED.format(path=sys.path, root=str(tmp_path / "root"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
+    assert done.stdout == f"{[*[None] * 7, {'XBLOCK': 64}, None]}\n", done.stderr
+
+
 LOADING = """
 import sys
 sys.path[:0] = {path!r}

@@ -28,10 +28,15 @@ DESCENT = {**META, "coordinate_descent_tuning": True}
 
 
 class Files:
-    """Stands for torch's local cache backend: one JSON file per record."""
+    """Stands for torch's local cache backend: one JSON file per record, which must be an object."""
 
     def get(self, path: str) -> Any:
-        return json.loads(Path(path).read_text()) if os.path.exists(path) else None
+        if not os.path.exists(path):
+            return None
+        data = Path(path).read_bytes()
+        found = json.loads(data) if data else None
+        assert found is None or isinstance(found, dict)
+        return found
 
     def put(self, path: str, data: Any) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -232,6 +237,41 @@ def test_a_kernel_with_one_config_keeps_no_record_in_plain_torch_and_one_with_th
     kernel = torch211.restored([half], META)
     kernel.recheck_autotune_cache(None)
     assert not scaled(kernel)
+
+
+DAMAGES = (b"", b"{", b'{"XBLOCK": 64', b"\xff", b"null", b"[1]", b"7", b'"x"', b"[" * 100_000)
+
+
+def damaged(made: Torch211, data: bytes | None) -> None:
+    """Puts other bytes, or a folder, in the place of every record."""
+    for path in made.root.rglob("*.best_config"):
+        path.unlink()
+        path.mkdir() if data is None else path.write_bytes(data)
+
+
+@pytest.mark.parametrize("data", [*DAMAGES, None])
+def test_a_damaged_record_is_none_and_no_fault_of_the_service(torch211: Torch211, data: bytes | None) -> None:
+    candidates = [torch211.config(XBLOCK=32), torch211.config(XBLOCK=64)]
+    tuned(torch211, candidates, candidates[1], DESCENT, by_descent=True)
+    damaged(torch211, data)
+    applied(torch211, *ALL)
+    for configs in (candidates[:1], candidates):
+        kernel = torch211.restored(configs, DESCENT)
+        kernel.recheck_autotune_cache(None)
+        assert chosen(kernel) == (list(map(hashable, configs)), False)
+        found, cache, info = torch211.load(configs, META)
+        assert list(map(hashable, found)) == list(map(hashable, configs))
+        assert cache is not None or len(configs) == 1
+        assert info["autotune_cache_state"] != "hit"
+
+
+def test_torch_2_11_itself_passes_over_a_damaged_record_of_a_settled_kernel_alone(torch211: Torch211) -> None:
+    candidates = [torch211.config(XBLOCK=32), torch211.config(XBLOCK=64)]
+    tuned(torch211, candidates, candidates[1], META)
+    damaged(torch211, b"{")
+    torch211.restored(candidates[:1], META).recheck_autotune_cache(None)
+    with pytest.raises(json.JSONDecodeError):
+        torch211.restored(candidates, META).recheck_autotune_cache(None)
 
 
 @pytest.mark.parametrize("meta", [{**META, "force_disable_caches": True}, META])
