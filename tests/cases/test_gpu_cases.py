@@ -111,3 +111,23 @@ def test_case_h5_the_same_gpu_by_another_name_and_a_newer_driver_fit(
 ) -> None:
     ran = restore(tmp_path, site, release, visible, FAKE_DRIVER=driver)
     assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["raise RuntimeError('damaged')", "", "class NVMLError(Exception): pass\ndef nvmlInit(): raise OSError('no library')"],
+    ids=["not importable", "another package", "without library"],
+)
+def test_case_h5_a_damaged_binding_of_the_driver_is_a_machine_without_one_and_no_bug(
+    tmp_path: Path, site: Path, release: Published, text: str
+) -> None:
+    (site / "pynvml.py").write_text(text)
+    ran = restore(tmp_path, site, release)
+    assert ran.code == MISMATCH and "gpu_name: wanted NVIDIA H200, found none" in ran.line["reason"]
+
+
+def test_case_h5_a_driver_that_hangs_holds_no_service(tmp_path: Path, site: Path, release: Published) -> None:
+    (site / "pynvml.py").write_text("import signal\ndef nvmlInit(): signal.sigwait([signal.SIGUSR1])\n")
+    env = environment(tmp_path, CUDA_VISIBLE_DEVICES="0", PYTHONPATH=f"{site}:{REPOSITORY}")
+    ran = run_restore(tmp_path, release.store.url, "--name", release.name, "--deadline", "1", *command(), env=env)
+    assert ran.code == 0 and ran.line["outcome"] == "cold" and "not restored within 1 second" in ran.line["reason"]
