@@ -80,12 +80,13 @@ class Runs:
 
     def build_missing(self, entry: Entry) -> None:
         """Builds an entry of which something is still to be measured; raises `Later` when the time is over."""
-        if not self.is_done(entry) and not (self.folder(entry) / "built.json").exists():
+        self.sweep(entry)
+        if not self.is_done(entry) and not self.record(entry):
             self.build(entry)
 
     def measure_missing(self, entry: Entry) -> None:
         """Measures what is missing of a built entry; raises `Later` when the time is over."""
-        if not (self.folder(entry) / "built.json").exists():
+        if not self.record(entry):
             return
         for key, seconds, measure in self.steps(entry):
             if not self.journal.has(key):
@@ -93,7 +94,24 @@ class Runs:
                 begin = time.monotonic()
                 self.journal.note(key, entry=entry.name, **measure())
                 say(f"{key}: done in {time.monotonic() - begin:.1f} s")
-        shutil.rmtree(self.folder(entry), ignore_errors=True)  # the host's disk is small
+        self.folder(entry).rename(self.gone(entry))  # whole: a part of a store would be taken for one
+        self.sweep(entry)
+
+    def sweep(self, entry: Entry) -> None:
+        """Removes what is done with, also what a killed invocation left of it: the host's disk is small."""
+        shutil.rmtree(self.gone(entry), ignore_errors=True)
+
+    def gone(self, entry: Entry) -> Path:
+        folder = self.folder(entry)
+        return folder.with_name(f"{folder.name}.gone")
+
+    def record(self, entry: Entry) -> dict[str, Any]:
+        """Returns what was written down of a build that came to its end; empty: there is none, or it cannot be read."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder(entry) / "built.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return {}
+        return found
 
     def steps(self, entry: Entry) -> Sequence[tuple[str, float, Callable[[], dict[str, Any]]]]:
         """Returns (key, estimated seconds, measurement), what the targets need first."""
@@ -188,7 +206,7 @@ class Runs:
     def built(self, entry: Entry) -> dict[str, Any]:
         """Returns the build's line: sizes, seconds by step, the tune step's first calls, work by step."""
         folder = self.folder(entry)
-        found = json.loads((folder / "built.json").read_text())
+        found = self.record(entry)
         statement = found["statement"]
         (record,) = statement["entries"]
         reports = {
@@ -221,7 +239,7 @@ class Runs:
         from cachepipe.adapters.children import compile_workers, worker_environment
 
         folder = self.folder(entry)
-        statement = json.loads((folder / "built.json").read_text())["statement"]
+        statement = self.record(entry)["statement"]
         empty = folder / "empty"
         shutil.rmtree(empty, ignore_errors=True)
         empty.mkdir()

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,51 @@ def test_a_build_killed_while_its_tuned_folder_was_put_aside_is_gone_on_with(scr
     assert is_kept(tmp_path / "2")
     with pytest.raises(script.Failed, match="remove this folder, and it is built anew"):
         script.Runs.keep_tuned(tmp_path / "3")
+
+
+def runs_in(script: Any, work: Path) -> Any:
+    return script.Runs(
+        work / "m.yaml", work, script.Journal(work / "lines.jsonl", FACTS), time.monotonic() + 600, False
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b'{"build_s": 1', b"\xff", b"[]"])
+def test_a_build_whose_record_was_cut_off_is_built_again_and_not_measured(
+    script: Any, tmp_path: Path, data: bytes
+) -> None:
+    runs, entry = runs_in(script, tmp_path), script.H200[0]
+    runs.folder(entry).mkdir()
+    (runs.folder(entry) / "built.json").write_bytes(data)
+    built = []
+    runs.build = built.append
+    runs.measure_missing(entry)
+    runs.build_missing(entry)
+    assert built == [entry] and runs.journal.lines == []
+
+
+def test_what_is_measured_goes_whole_and_a_killed_removal_is_made_up_for(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = runs_in(script, tmp_path)
+    one, other = (entry for entry in script.H200 if entry.name in ("bert-base:default", "bert-base:reduce-overhead"))
+    for entry in (one, other):
+        (runs.folder(entry) / "store").mkdir(parents=True)
+        (runs.folder(entry) / "built.json").write_text('{"build_s": 1}')
+        for key, _, _ in runs.steps(entry):
+            runs.journal.note(key, entry=entry.name, variant="eager")
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.rmtree", lambda *_, **__: None)
+        runs.measure_missing(one)
+    assert not runs.folder(one).exists()
+    runs.build_missing(one)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bert-base.reduce-overhead"]
+
+
+def test_the_journal_lies_in_the_work_folder_unless_it_is_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", "--work", "elsewhere"])
+    assert script.parse().lines == Path("elsewhere/lines.jsonl")
+    monkeypatch.setattr("sys.argv", ["gpu", "--lines", "named.jsonl"])
+    assert script.parse().lines == Path("named.jsonl")
 
 
 @pytest.mark.parametrize(
