@@ -109,7 +109,6 @@ class Processes:
                 encoding="utf-8",
                 errors="replace",
                 pass_fds=self._held,
-                start_new_session=True,  # a terminal's signal reaches us alone, and then it by us
             )
             self._live.add(process)
         return process
