@@ -29,6 +29,8 @@ from steering import clean_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHILD_LIMIT_S = 400.0
+SOURCES = "sources"
+"""File of an entry's work folder: the digest of the code that began it."""
 LATER = 75
 """Exit code: the time limit is near, run again to go on."""
 
@@ -106,12 +108,18 @@ class Runs:
         return folder.with_name(f"{folder.name}.gone")
 
     def record(self, entry: Entry) -> dict[str, Any]:
-        """Returns what was written down of a build that came to its end; empty: there is none, or it cannot be read."""
+        """Returns what was written down of a build that came to its end; empty: there is none, it cannot be read, or other code
+        than this built it, whose numbers would be taken for this one's."""
         try:
             found: dict[str, Any] = json.loads((self.folder(entry) / "built.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
-        return found
+        return found if self.is_ours(entry) else {}
+
+    def is_ours(self, entry: Entry) -> bool:
+        """Tells whether the work folder was begun by this code."""
+        mark = self.folder(entry) / SOURCES
+        return mark.exists() and mark.read_text() == str(self.journal.facts.get("sources", ""))
 
     def steps(self, entry: Entry) -> Sequence[tuple[str, float, Callable[[], dict[str, Any]]]]:
         """Returns (key, estimated seconds, measurement), what the targets need first."""
@@ -151,8 +159,14 @@ class Runs:
     def build(self, entry: Entry) -> None:
         """Builds and publishes one entry, keeps the tuned folder and the bundle, and wipes all else that was built."""
         folder = self.folder(entry)
-        is_begun = folder.exists()
+        is_begun = self.is_ours(entry)
         self.need(60.0 if is_begun else entry.build_s)
+        if not is_begun:
+            if folder.exists():
+                folder.rename(self.gone(entry))
+                self.sweep(entry)
+            folder.mkdir(parents=True)
+            (folder / SOURCES).write_text(str(self.journal.facts.get("sources", "")))
         self.cache_root(entry).mkdir(parents=True, exist_ok=True, mode=0o700)
         words = ["build", str(self.manifest), "--only", entry.name, "--store", self.store(entry), "--keep-tuned"]
         words += ["--cache-root", str(self.cache_root(entry)), "--work", str(folder / "work"), "--json"]

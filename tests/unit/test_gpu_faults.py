@@ -274,12 +274,43 @@ def runs_in(script: Any, work: Path) -> Any:
     )
 
 
+def begun(runs: Any, entry: Any, sources: str = "") -> Path:
+    """Makes an entry's work folder as a build begins it."""
+    folder: Path = runs.folder(entry)
+    folder.mkdir()
+    (folder / "sources").write_text(sources)
+    return folder
+
+
+def test_what_other_code_built_is_not_measured_as_this_ones_but_built_anew(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, entry = runs_in(script, tmp_path), script.H200[0]
+    (begun(runs, entry, "before") / "built.json").write_text('{"build_s": 1}')
+    seen: list[list[str]] = []
+
+    def command(words: list[str], **_: object) -> str:
+        seen.append([path.name for path in runs.folder(entry).iterdir() if path.name != "root"])
+        raise script.Failed(words[0])
+
+    monkeypatch.setattr(runs, "command", command)
+    runs.measure_missing(entry)
+    for _ in range(2):
+        with pytest.raises(script.Failed, match="build"):
+            runs.build_missing(entry)
+        assert seen.pop() == ["sources"]
+        assert not runs.gone(entry).exists() and runs.is_ours(entry)
+    (runs.folder(entry) / "built.json").write_text('{"build_s": 1}')
+    runs.build_missing(entry)
+    assert runs.record(entry) and not seen and runs.journal.lines == []
+
+
 @pytest.mark.parametrize("data", [b"", b'{"build_s": 1', b"\xff", b"[]"])
 def test_a_build_whose_record_was_cut_off_is_built_again_and_not_measured(
     script: Any, tmp_path: Path, data: bytes
 ) -> None:
     runs, entry = runs_in(script, tmp_path), script.H200[0]
-    runs.folder(entry).mkdir()
+    begun(runs, entry)
     (runs.folder(entry) / "built.json").write_bytes(data)
     built = []
     runs.build = built.append
@@ -294,7 +325,7 @@ def test_what_is_measured_goes_whole_and_a_killed_removal_is_made_up_for(
     runs = runs_in(script, tmp_path)
     one, other = (entry for entry in script.H200 if entry.name in ("bert-base:default", "bert-base:reduce-overhead"))
     for entry in (one, other):
-        (runs.folder(entry) / "store").mkdir(parents=True)
+        (begun(runs, entry) / "store").mkdir()
         (runs.folder(entry) / "built.json").write_text('{"build_s": 1}')
         for key, _, _ in runs.steps(entry):
             runs.journal.note(key, entry=entry.name, variant="eager")
