@@ -106,12 +106,16 @@ def builder_fingerprint(device: str, has_native_code: bool, host: Host | None = 
         if name in names and whole.get(name) is None
     ]
     problems += [f"{part.name}: cannot be read without NVML" for part in parts if part.value == UNKNOWN]
-    problems += [f"{part.name}: several visible models: {part.value}" for part in parts if SEVERAL in part.value]
-    if problems:
+    several = [f"{part.name}: several visible models: {part.value}" for part in parts if SEVERAL in part.value]
+    if device == "cuda" and whole.get("torch_cuda") == "none":
+        problems.append(f"torch_cuda: none: torch {whole.get('torch')} is a build without CUDA")
+    if problems or several:
+        mend = "choose one GPU by CUDA_VISIBLE_DEVICES" if several else "mend what the lines name"
+        mend += " (on Debian: `apt-get install g++`)" if any("compiler" in text for text in problems) else ""
         raise FingerprintMismatchError(
-            problems,
+            problems + several,
             what="nothing can be built on this machine",
-            hint="mend what the lines name (on Debian: `apt-get install g++`), or build on another machine",
+            hint=f"{mend}, or build on another machine",
         )
     return Fingerprint(parts)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -319,14 +320,26 @@ def test_the_gpus_facts_become_parts() -> None:
     ]  # fmt: skip
 
 
-def test_a_builder_that_sees_several_models_is_refused() -> None:
-    with pytest.raises(FingerprintMismatchError, match="several visible models"):
-        builder_fingerprint("cuda", False, Host(environ={}, nvml=Binding()))
+def gpu_host(site: Path, visible: str | None = "0", cuda: str | None = "13.0") -> Host:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return Host(environ=environ, nvml=Binding(), python_path=fake_torch(site, cuda=cuda))
 
 
-def test_no_visible_gpu_is_a_difference_of_every_gpu_part() -> None:
-    built = builder_fingerprint("cuda", False, Host(environ={"CUDA_VISIBLE_DEVICES": "0"}, nvml=Binding()))
-    blind = machine_fingerprint(["cuda"], Host(environ={"CUDA_VISIBLE_DEVICES": ""}, nvml=Binding()))
+def test_a_builder_that_sees_several_models_is_refused_with_the_variable_that_chooses(tmp_path: Path) -> None:
+    with pytest.raises(FingerprintMismatchError, match="several visible models") as caught:
+        builder_fingerprint("cuda", False, gpu_host(tmp_path, visible=None))
+    assert caught.value.hint.startswith("choose one GPU by CUDA_VISIBLE_DEVICES")
+
+
+def test_a_torch_without_cuda_is_refused_before_anything_is_built_on_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(FingerprintMismatchError, match=r"torch_cuda: none: torch 2\.\S+ is a build without CUDA"):
+        builder_fingerprint("cuda", False, gpu_host(tmp_path, cuda=None))
+    assert builder_fingerprint("cpu", False, gpu_host(tmp_path, cuda=None)).get("torch_cuda") == "none"
+
+
+def test_no_visible_gpu_is_a_difference_of_every_gpu_part(tmp_path: Path) -> None:
+    built = builder_fingerprint("cuda", False, gpu_host(tmp_path))
+    blind = machine_fingerprint(["cuda"], gpu_host(tmp_path, visible=""))
     assert {d.part for d in differences(built, blind)} == {
         "gpu_name", "gpu_capability", "gpu_cores", "gpu_memory", "gpu_mig", "driver",
     }  # fmt: skip
@@ -344,10 +357,11 @@ def test_without_nvml_model_and_driver_come_from_proc_and_the_rest_is_left_to_th
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.3.0\n",
     )
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA H200\nIRQ: 1\n")
-    host = Host(root=str(tmp_path), environ={}, nvml=unloaded(), machine="x86_64")
+    whole = gpu_host(tmp_path / "site")
+    host = replace(whole, root=str(tmp_path), environ={}, nvml=unloaded(), machine="x86_64")
     found = machine_fingerprint(["cuda"], host, has_compiler_part=False)
     assert (found.get("gpu_name"), found.get("driver"), found.get("gpu_cores")) == ("NVIDIA H200", "580.65.06", UNKNOWN)
-    built = builder_fingerprint("cuda", False, Host(environ={"CUDA_VISIBLE_DEVICES": "0"}, nvml=Binding()))
+    built = builder_fingerprint("cuda", False, whole)
     assert differences(built, found) == ()
     with pytest.raises(FingerprintMismatchError, match="without NVML"):
         builder_fingerprint("cuda", False, host)
