@@ -38,7 +38,7 @@ from cachepipe.domain.record import canonical_bytes, digest_parts, read_record, 
 from cachepipe.errors import IntegrityError, UnsafePathError
 
 FORMAT = 1
-_COMPILER = re.compile(r"(.*-)?(c\+\+|g\+\+|gcc|cc|cpp|clang|clang\+\+|icx|icpx|nvcc|ptxas)(-[0-9.]+)?")
+_COMPILER = re.compile(r"(.*-)?(c\+\+|g\+\+|gcc|cc|cpp|clang|clang\+\+|icx|icpx|nvcc|ptxas|ptxas-blackwell)(-[0-9.]+)?")
 _IN_USE = b"building\n"
 
 

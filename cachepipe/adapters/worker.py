@@ -27,6 +27,7 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from cachepipe.adapters.outside import OutsideWatch, folder_files, kind_sizes  # noqa: E402
+from cachepipe.adapters.processwatch import ProcessWatch  # noqa: E402
 from cachepipe.domain.engine import AOT, FILE_BYTES, LAYER, Description, replays_graphs  # noqa: E402
 from cachepipe.domain.entry import EntrySpec, bucket_label, traced_bucket  # noqa: E402
 from cachepipe.domain.evidence import BucketEvidence, EntryEvidence, Work, kind_of, words_of  # noqa: E402
@@ -53,32 +54,6 @@ if TYPE_CHECKING:
     import torch
 
     from cachepipe.runtime.recorder import Recorder
-
-COMPILERS = frozenset({"c++", "g++", "gcc", "cc", "clang", "clang++", "nvcc", "ptxas"})
-QUERIES = frozenset({"--version", "-v", "-V", "-dumpversion", "-dumpmachine"})
-
-
-class ProcessWatch:
-    """Counts the processes that this one starts: compilers and ISA probes; an audit hook cannot be removed, so it is for
-    worker processes only."""
-
-    def __init__(self) -> None:
-        self.work = Work()
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "subprocess.Popen":
-            return
-        words = [str(word) for word in args[1]] if isinstance(args[1], (list, tuple)) else [str(args[1])]
-        name = os.path.basename(words[0])
-        if name in COMPILERS and set(words[1:]) <= QUERIES:
-            self.work += Work(compiler_queries=1)
-        elif name == "ptxas":
-            self.work += Work(ptxas_runs=1)
-        elif name in COMPILERS and "-E" not in words:  # the ISA question is answered by a preprocessor run
-            self.work += Work(compiler_runs=1)
-        elif "LoadLibrary" in words[-1]:
-            self.work += Work(isa_probes=1)
 
 
 class Session:

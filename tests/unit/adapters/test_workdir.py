@@ -168,7 +168,8 @@ def test_only_chosen_files_fill_the_root(tmp_path: Path) -> None:
 def test_compilers_are_hidden_and_everything_else_is_there(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    compilers = ["cc", "c++", "g++", "gcc-12", "x86_64-linux-gnu-g++-13", "clang", "clang++-18", "nvcc", "ptxas"]
+    compilers = ["cc", "c++", "g++", "gcc-12", "x86_64-linux-gnu-g++-13", "clang", "clang++-18", "nvcc"]
+    compilers += ["ptxas", "ptxas-12.8", "ptxas-blackwell"]
     for name in [*compilers, "sh", "gccgo-helper", "accc", "python3"]:
         (tools / name).touch(mode=0o755)
     search_path = WorkDir(tmp_path / "work").path_without_compilers(f"{tools}{os.pathsep}/nowhere")
