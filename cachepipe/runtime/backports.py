@@ -61,7 +61,10 @@ def _skip_isa_probe(module: ModuleType, root: str) -> None:
 def _honour_tuning_record(module: ModuleType, root: str) -> None:
     """A settled kernel is pickled with its one config, without the mark that coordinate descent chose it, and torch passes
     over its record: the hash in it is that of all candidates, and a single config is not looked up at all. So it is tuned
-    again at every start. Here the record decides, read below the restored folder and not at the builder's path."""
+    again at every start. Here the record decides, read below the restored folder and not at the builder's path.
+
+    Why the file is not keyed anew for the one config: a shape that the artifact does not cover may load the same kernel from
+    source, with all its candidates, and looks for their hash in that very file."""
     original: Callable[[Any, Callable[[], Any]], None] = module.CachingAutotuner.recheck_autotune_cache
 
     @functools.wraps(original)

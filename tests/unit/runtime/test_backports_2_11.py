@@ -191,6 +191,24 @@ def test_a_kernel_from_source_finds_the_same_record_as_in_plain_torch(torch211: 
     assert plain[2] == ported[2]
 
 
+def test_one_record_serves_a_restored_kernel_and_the_same_one_from_source_for_a_shape_that_was_not_built(
+    torch211: Torch211,
+) -> None:
+    applied(torch211, *ALL)
+    candidates = [torch211.config(XBLOCK=32), torch211.config(XBLOCK=64)]
+    tuned(torch211, candidates, candidates[1], DESCENT, by_descent=True)
+    (path,) = torch211.root.rglob("*.best_config")
+    record = path.read_bytes()
+    for _ in range(2):
+        kernel = torch211.restored([torch211.config(XBLOCK=64)], DESCENT, Path("/builder"))
+        kernel.recheck_autotune_cache(None)
+        assert chosen(kernel) == ([hashable(candidates[1])], True)
+        configs, _, info = torch211.load(candidates, DESCENT)
+        assert list(map(hashable, configs)) == [hashable(candidates[1])] and configs[0].found_by_coordesc
+        assert info["autotune_cache_state"] == "hit"
+    assert path.read_bytes() == record and list(torch211.root.rglob("*.best_config")) == [path]
+
+
 @pytest.mark.parametrize("is_ported", [False, True])
 def test_a_winner_with_half_the_block_is_accepted_from_its_record(torch211: Torch211, is_ported: bool) -> None:
     candidates = [torch211.config(XBLOCK=1, R0_BLOCK=2048), torch211.config(XBLOCK=8, R0_BLOCK=512)]
@@ -274,11 +292,19 @@ def test_torch_2_11_itself_passes_over_a_damaged_record_of_a_settled_kernel_alon
         torch211.restored(candidates, META).recheck_autotune_cache(None)
 
 
-@pytest.mark.parametrize("meta", [{**META, "force_disable_caches": True}, META])
-def test_nothing_is_recorded_where_torch_may_not_or_has_no_file(torch211: Torch211, meta: dict[str, Any]) -> None:
+@pytest.mark.parametrize("reason", ["caches are disabled", "no file", "interpreted"])
+def test_nothing_is_recorded_where_torch_may_not_or_has_no_file(
+    torch211: Torch211, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    meta = {**META, "force_disable_caches": reason == "caches are disabled"}
+    file = None if reason == "no file" else torch211.kernel_file()
+    if reason == "interpreted":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
     alone = torch211.config(XBLOCK=1)
-    file = torch211.kernel_file() if "force_disable_caches" in meta else None
-    assert applied(torch211, *ALL).heuristics.check_autotune_cache([alone], file, meta)[1] is None
+    check = applied(torch211, *ALL).heuristics.check_autotune_cache
+    assert check([alone], file, meta)[1] is None
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert check([alone], torch211.kernel_file(), META)[1] is not None
 
 
 def test_a_kernel_without_record_is_scaled_as_in_plain_torch(torch211: Torch211) -> None:
@@ -307,3 +333,20 @@ def test_the_save_hook_of_a_kernel_pickles_with_the_back_port_and_without(torch2
     hook = applied(torch211, *ALL).records.AutotuneCache.create(META, torch211.kernel_file(), "hash").save
     assert hook.__name__ == "save"
     assert pickle.loads(pickle.dumps(hook)).__self__.configs_hash == "hash"
+
+
+@pytest.mark.parametrize("variable", ["true", "1", "", None])
+def test_a_key_part_that_follows_ci_is_as_builders_have_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CI", variable)
+    module = ModuleType("torch211_config")
+    vars(module)["os"] = os
+    exec((FIXTURES / "functorch_config.txt").read_text(), vars(module))
+    before = dict(vars(module))
+    assert before["error_on_custom_op_aliasing"] is bool(variable)
+    (row,) = [row for row in backports.TABLE if row.name == "custom-op-aliasing"]
+    row.patch(module, "/nonexistent")
+    assert vars(module) == {**before, "error_on_custom_op_aliasing": False}
