@@ -4,11 +4,13 @@
      "device": "NVIDIA H200", "driver": "580.1", "versions": {"torch": "2.11.0+cu130", …}, "date": "2026-12-01T00:00:00+00:00"}
 
 Whoever is killed, or finds the disk full, in the midst of a line leaves the begin of one at the file's end: it is taken out
-before the next one is written. Any other damage is refused, not guessed at.
+before the next one is written. Any other damage is refused, not guessed at. Another invocation may add lines to the same file,
+and a person may take some out, at any time: where the whole lines end is looked up anew, under a lock, for each line.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 from collections.abc import Mapping
@@ -23,8 +25,8 @@ class Damaged(Exception):
     """A journal cannot be read, written or gone on with; the text says which, where, and what to do."""
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Returns the lines of a journal and the size in bytes of what is whole; an absent file has none.
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the whole lines of a journal; an absent file has none.
 
     Raises:
         Damaged: it cannot be read, or a line but the begun one at the end is none of ours.
@@ -33,9 +35,12 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise Damaged(f"{path}: {(error.strerror or str(error)).lower()}: name the journal by --lines") from error
-    whole = data.rfind(b"\n") + 1
-    texts = [(text, f"{path}:{number}") for number, text in enumerate(data[:whole].split(b"\n"), 1) if text.strip()]
-    return [_line(text, where) for text, where in texts], whole
+    whole = data[: _whole_bytes(data)].split(b"\n")
+    return [_line(text, f"{path}:{number}") for number, text in enumerate(whole, 1) if text.strip()]
+
+
+def _whole_bytes(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
 
 
 def _line(text: bytes, where: str) -> dict[str, Any]:
@@ -71,7 +76,7 @@ class Journal:
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path, self.facts, self._lock = path, facts, threading.Lock()
-        self.lines, self._whole = read(path)
+        self.lines = read(path)
         here = told_apart([dict(facts)])
         if others := [text for text in told_apart(self.lines) if text not in here]:
             where = f"{path}: holds measurements of {', '.join(others)}; this is {here[0]}"
@@ -87,10 +92,11 @@ class Journal:
         with self._lock:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("ab") as file:
-                    file.truncate(self._whole)
+                with self.path.open("a+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    file.seek(0)
+                    file.truncate(_whole_bytes(file.read()))
                     file.write(data)
             except OSError as error:
                 raise Damaged(f"{self.path}: {(error.strerror or str(error)).lower()}: `{key}` is not noted") from error
-            self._whole += len(data)
             self.lines.append(line)

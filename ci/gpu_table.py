@@ -28,7 +28,7 @@ def read_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Returns the lines of several runs, the last one of each key, without failed ones that were made again."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for line in gpu_journal.read(path)[0]:
+        for line in gpu_journal.read(path):
             if "error" not in line or line["key"] not in found:
                 found[line["key"]] = line
     return list(found.values())

@@ -57,6 +57,24 @@ def test_what_a_full_disk_cut_off_is_no_line_and_the_journal_goes_on(script: Any
     assert [row["key"] for row in script.Journal(path, FACTS).lines] == ["a", "c"]
 
 
+def test_two_invocations_with_one_journal_lose_no_line(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    one, other = script.Journal(path, FACTS), script.Journal(path, FACTS)
+    for key, journal in {"a": one, "b": other, "c": one, "d": one, "e": other}.items():
+        journal.note(key, entry=key, variant="eager")
+    assert [row["key"] for row in script.Journal(path, FACTS).lines] == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("left", [None, b"", line(key="a")])
+def test_lines_that_are_taken_out_meanwhile_leave_no_gap(script: Any, tmp_path: Path, left: bytes | None) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(line(key="a") + line(key="b"))
+    journal = script.Journal(path, FACTS)
+    path.unlink() if left is None else path.write_bytes(left)
+    journal.note("c", entry="c", variant="eager")
+    assert [row["key"] for row in script.Journal(path, FACTS).lines] == [*(["a"] if left else []), "c"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
