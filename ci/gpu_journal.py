@@ -63,8 +63,12 @@ def _no_number(text: str) -> NoReturn:
 
 
 def told_apart(lines: list[dict[str, Any]]) -> list[str]:
-    """Returns what the lines were measured with, each once, in words: one text means that they may stand in one table."""
-    return sorted({f"{line['device']} with torch {line['versions']['torch']}" for line in lines})
+    """Returns what the lines were measured with, each once, in words: one text means that they may stand in one table.
+
+    A line of a failure measured nothing: where no GPU was visible at first, it names none.
+    """
+    kinds = {f"{line['device']} with torch {line['versions']['torch']}" for line in lines if "error" not in line}
+    return sorted(kinds)
 
 
 class Journal:

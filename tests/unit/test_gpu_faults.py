@@ -118,6 +118,18 @@ def test_measurements_of_another_gpu_or_torch_are_not_taken_for_this_ones(
     assert script.Journal(path, FACTS).has("a")
 
 
+def test_what_failed_where_no_gpu_was_visible_yet_keeps_no_later_measurement_out(script: Any, tmp_path: Path) -> None:
+    path, other = tmp_path / "lines.jsonl", {"device": "AMD EPYC", "versions": {"torch": "2.11.0+cu130"}}
+    failures = [f"{name} · failed" for name in ("bert-base:default", "vit-b-16:max-autotune")]
+    path.write_bytes(b"".join(line(key=key, entry=key.split()[0], error="no GPU", **other) for key in failures))
+    alone = merged("--merge", path, "--output", tmp_path / "record.json")
+    assert alone.returncode == 1 and "measure no known entry" in alone.stderr
+    lines(script.Journal(path, FACTS), "bert-base:default")
+    done = merged("--merge", path, "--output", tmp_path / "record.json")
+    assert done.returncode == 0 and "| bert-base:default |" in done.stdout, done.stderr
+    assert "| vit-b-16:max-autotune | – |" in done.stdout  # a failure is no row less
+
+
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +159,7 @@ def test_another_gpus_record_does_not_take_the_name_of_the_measured_one(script: 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (line(entry="nothing of ours"), "name no known entry"),
+        (line(entry="nothing of ours"), "measure no known entry"),
         (
             line(entry="bert-base:default", variant="restored"),
             "a line lacks what the table shows (KeyError: 'calls_s')",
