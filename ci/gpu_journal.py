@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -45,7 +46,7 @@ def _whole_bytes(data: bytes) -> int:
 
 def _line(text: bytes, where: str) -> dict[str, Any]:
     try:
-        line = json.loads(text, parse_constant=_no_number)
+        line = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{where}: not a line of JSON ({error}): remove it, and it is measured again") from error
     if not isinstance(line, dict) or any(not isinstance(line.get(name), str) for name in _TEXTS):
@@ -60,6 +61,10 @@ def _line(text: bytes, where: str) -> dict[str, Any]:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    return value if math.isfinite(value := float(text)) else _no_number(text)
 
 
 def told_apart(lines: list[dict[str, Any]]) -> list[str]:

@@ -17,6 +17,24 @@ PHASES = ("trace_s", "lookup_s", "load_s", "compile_s", "run_s")
 Line = Mapping[str, Any]
 
 
+MOST = 1e15
+"""Seconds, bytes, ratios: what is larger was not measured."""
+
+
+def measured(value: Any) -> float:
+    """Returns a number that can have been measured; raises ValueError: it is none, and no verdict may rest on it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST:
+        return float(value)
+    raise ValueError(f"{str(value)[:40]!r} was not measured")
+
+
+def counted(value: Any) -> int:
+    """Returns a count; raises ValueError: it is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
+        return value
+    raise ValueError(f"{str(value)[:40]!r} was not counted")
+
+
 class Target(NamedTuple):
     what: str
     wanted: str
@@ -50,12 +68,12 @@ class Entry:
 
     def seconds(self, variant: str, field: str = "first_calls_s") -> float | None:
         """Returns the median over processes; None: not measured."""
-        values = [float(run[field]) for run in self.runs(variant)]
+        values = [measured(run[field]) for run in self.runs(variant)]
         return statistics.median(values) if values else None
 
     def tuned(self) -> list[float]:
         """Returns the first calls of the build's tune step, a cold start with one ptxas for all of torch's processes."""
-        return [float(row["cold_s"]) for row in self.build.get("facts", [])]
+        return [measured(row["cold_s"]) for row in self.build.get("facts", [])]
 
     def tuned_s(self) -> float | None:
         """Returns their sum; None: not measured."""
@@ -63,28 +81,32 @@ class Entry:
 
     def first_bucket(self, variant: str) -> float | None:
         """Returns the median of the first shape bucket's first call alone: nothing ran in the process before it."""
-        values = [float(run["calls_s"][0]) for run in self.runs(variant)]
+        values = [measured(run["calls_s"][0]) for run in self.runs(variant)]
         return statistics.median(values) if values else None
 
     def work(self) -> dict[str, int]:
         """Returns the most work that any restored process did."""
         rows = [run["work"] for run in self.runs("restored")]
         rows += [row["work"] for run in self.runs("verify") for row in run["shape_buckets"]]
-        return {name: max((int(row[name]) for row in rows), default=0) for name in WORK}
+        return {name: max((counted(row[name]) for row in rows), default=0) for name in WORK}
 
     def compilers(self) -> dict[str, int | None]:
         """Returns the most processes of a compiler that any verified start had; None: not verified."""
         rows = [row["work"] for run in self.runs("verify") for row in run["shape_buckets"]]
-        return {name: max((int(row[name]) for row in rows), default=None) for name in COMPILERS}
+        return {name: max((counted(row[name]) for row in rows), default=None) for name in COMPILERS}
 
     def phases(self) -> dict[str, float] | None:
         """Returns where the restored first calls' time goes, as `verify` recorded it; seconds over all shape buckets."""
         parts = [row["phases"]["restored"] for run in self.runs("verify") for row in run["shape_buckets"]]
-        return {name: sum(part[name] for part in parts) for name in PHASES} if parts else None
+        return {name: sum(measured(part[name]) for part in parts) for name in PHASES} if parts else None
 
     def latency(self) -> list[Line]:
-        found: list[Line] = self.build.get("tuning", {}).get("latency", [])
-        return found
+        rows: list[Line] = self.build.get("tuning", {}).get("latency", [])
+        return [{**row, "ratio": measured(row["ratio"])} for row in rows]
+
+    def sizes(self) -> dict[str, float]:
+        """Returns bytes of the tuned folder, the bundle, what is packed."""
+        return {name: measured(size) for name, size in self.build.get("bytes", {}).items()}
 
 
 COLUMNS: Sequence[tuple[str, Callable[[Entry], str]]] = (
@@ -103,7 +125,7 @@ COLUMNS: Sequence[tuple[str, Callable[[Entry], str]]] = (
         lambda e: f"{number(e.seconds('restored', 'ready_s'))} / {number(e.seconds('eager', 'ready_s'))}",
     ),
     ("work", lambda e: " ".join(str(value) for value in e.work().values())),
-    ("tuned / bundle / packed", lambda e: sizes(e.build.get("bytes", {}))),
+    ("tuned / bundle / packed", lambda e: sizes(e.sizes())),
     ("latency ÷ tuned", lambda e: latency_text(e.latency())),
 )
 
@@ -133,7 +155,7 @@ def targets(main: Entry, entries: Sequence[Entry]) -> list[Target]:
     """Returns the targets of the release with their verdicts; one that cannot be judged is missed."""
     first = {variant: main.first_bucket(variant) for variant in ("cold", "warm", "bundle", "restored")}
     tuned = next(iter(main.tuned()), None)
-    size: Mapping[str, float] = main.build.get("bytes", {})
+    size = main.sizes()
     packed = size.get("packed")
     found = [
         at_least(
@@ -213,7 +235,9 @@ def target_text(rows: Sequence[Target]) -> str:
 def record(entries: Sequence[Entry], rows: Sequence[Target], lines: Sequence[Line]) -> dict[str, Any]:
     """Returns the whole record: machine, targets, medians and every line."""
     machines = {
-        json.dumps({name: line[name] for name in ("device", "driver", "versions")}, sort_keys=True) for line in lines
+        json.dumps({name: line[name] for name in ("device", "driver", "versions")}, sort_keys=True)
+        for line in lines
+        if "error" not in line
     }
     variants = ("cold", "warm", "bundle", "restored", "eager", "trace")
     return {

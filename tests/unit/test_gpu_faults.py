@@ -92,6 +92,7 @@ def test_lines_that_are_taken_out_meanwhile_leave_no_gap(script: Any, tmp_path: 
         line(versions={"torch": 2.11}),
         line(first_calls_s=float("nan")),
         line(first_calls_s=float("inf")),
+        line(first_calls_s=7).replace(b"7", b"1e999"),
     ],
 )
 def test_damage_in_the_midst_is_refused_by_file_and_line(script: Any, tmp_path: Path, damage: bytes) -> None:
@@ -128,6 +129,8 @@ def test_what_failed_where_no_gpu_was_visible_yet_keeps_no_later_measurement_out
     done = merged("--merge", path, "--output", tmp_path / "record.json")
     assert done.returncode == 0 and "| bert-base:default |" in done.stdout, done.stderr
     assert "| vit-b-16:max-autotune | – |" in done.stdout  # a failure is no row less
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert [machine["device"] for machine in record["machines"]] == ["NVIDIA H200"]
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -177,6 +180,40 @@ def test_a_line_that_the_table_cannot_show_ends_in_words(tmp_path: Path, row: by
     done = merged("--merge", path, "--output", tmp_path / "record.json")
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("variant", "field"),
+    [
+        ("restored", "first_calls_s"),
+        ("restored", "ready_s"),
+        ("restored", "calls_s"),
+        ("restored", "work"),
+        ("build", "facts"),
+        ("build", "bytes"),
+        ("build", "tuning"),
+        ("verify", "shape_buckets"),
+    ],
+)
+@pytest.mark.parametrize("value", [pytest.param(10**400, id="huge"), -1, True, "nan", "0", None])
+def test_no_verdict_rests_on_what_is_no_number(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], variant: str, field: str, value: Any
+) -> None:
+    def each(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {name: each(inner) for name, inner in found.items()}
+        return [each(inner) for inner in found] if isinstance(found, list) else value
+
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert-base:default")
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    for row in rows:
+        if row["variant"] == variant:
+            row[field] = each(row[field])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(script.Damaged, match=r"a line lacks what the table shows .* was not (measured|counted)"):
+        script.merge([path], script.H200, tmp_path / "record.json")
+    assert not (tmp_path / "record.json").exists() and capsys.readouterr().out == ""
 
 
 # --- kills and neighbours -------------------------------------------------------------------------------------------
