@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import site
@@ -24,13 +25,15 @@ def install(wheels: Path) -> None:
     """Installs those wheels of the folder that are missing, and this checkout where cachepipe is; then starts this process anew.
 
     Raises:
-        NotInstalled: there is neither cachepipe nor a wheel, or they cannot be installed.
+        NotInstalled: there is neither cachepipe nor a folder of wheels, or they cannot be installed.
     """
     is_there = find_spec("cachepipe") is not None
-    missing = [str(path) for path in sorted(wheels.glob("*.whl")) if not _is_installed(path)]
-    if is_there and not (missing and _is_ours()):
+    if is_there and (os.environ.get(_TRIED) or not _is_ours()):
         return
-    if not missing and not any(wheels.glob("*.whl")):
+    missing = [str(path) for path in sorted(wheels.glob("*.whl")) if not _is_installed(path)]
+    if is_there and not missing:
+        return
+    if not wheels.is_dir():
         raise NotInstalled(
             f"{sys.executable} has no cachepipe: `{sys.executable} -m pip install {REPOSITORY}`, or, without a registry, "
             f"collect wheels by ci/gpu-wheels on a host with one and bring them here as {wheels}"
@@ -53,6 +56,26 @@ def install(wheels: Path) -> None:
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, _TRIED: "1"})
 
 
+def require_this_code() -> None:
+    """Raises `NotInstalled` unless this interpreter's cachepipe is this checkout's code: lines name the checkout's digest, and what
+    is started here by `-m` may find either."""
+    found = find_spec("cachepipe")
+    package = Path(found.origin).parent if found is not None and found.origin else REPOSITORY
+    if sources_digest(package) != sources_digest(REPOSITORY / "cachepipe"):
+        raise NotInstalled(
+            f"{package} is not the code of this checkout: `{sys.executable} -m pip install {REPOSITORY}` brings it there"
+        )
+
+
+def sources_digest(package: Path = REPOSITORY / "cachepipe") -> str:
+    """Returns 16 hexadecimal digits of a digest of the package: which code was measured."""
+    whole = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        name = f"cachepipe/{path.relative_to(package)}"
+        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
+
+
 _CHECKOUT = "a-cachepipe-checkout.pth"
 
 
@@ -68,7 +91,10 @@ def _is_ours() -> bool:
 
 
 def _is_installed(wheel: Path) -> bool:
-    name, wanted, *_ = wheel.name.split("-")
+    name, _, rest = wheel.name.partition("-")
+    wanted, _, tags = rest.partition("-")
+    if not name or not wanted or not tags:
+        raise NotInstalled(f"{wheel}: not the name of a wheel: remove it, or give it back its own")
     importlib.invalidate_caches()
     try:
         return version(name) == wanted

@@ -11,7 +11,6 @@ Every first call is made in a fresh process; variants:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_install import sources_digest
 from gpu_journal import Journal
 from gpu_processes import Later, Outlasted, Processes
 from steering import clean_environment
@@ -363,14 +363,6 @@ def machine_facts(is_cpu: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("torch", "triton", "transformers")},
     }
-
-
-def sources_digest() -> str:
-    """Returns 16 hexadecimal digits of a digest of the package: which code was measured."""
-    whole = hashlib.sha256()
-    for path in sorted((REPOSITORY / "cachepipe").rglob("*.py")):
-        whole.update(f"{path.relative_to(REPOSITORY)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()[:16]
 
 
 def cpu_name() -> str:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -412,7 +413,8 @@ def test_the_journal_lies_in_the_work_folder_unless_it_is_named(script: Any, mon
 
 
 @pytest.mark.parametrize(
-    "words", [["--jobs", "0"], ["--limit", "0"], ["--limit", "nan"], ["--limit=-1"], ["--jobs", "x"]]
+    "words",
+    [["--jobs", "0"], ["--limit", "0"], ["--limit", "nan"], ["--limit", "inf"], ["--limit=-1"], ["--jobs", "x"]],
 )
 def test_a_number_that_means_nothing_is_a_usage_error(words: list[str]) -> None:
     done = merged("--list", *words)
@@ -445,6 +447,44 @@ def test_wheels_that_cannot_be_installed_are_told_with_the_way_round(tmp_path: P
     done = bare(tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "cannot be installed" in done.stderr and "python3 -m venv --system-site-packages" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nothing.whl", "-1.0.whl", "nothing-.whl", "nothing-1.0.whl", "nothing--py3.whl"])
+def test_a_file_that_is_named_like_no_wheel_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".whl").mkdir()
+    (tmp_path / ".whl" / name).touch()
+    done = bare(tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{name}: not the name of a wheel: remove it" in done.stderr
+
+
+def test_an_empty_folder_of_wheels_is_a_host_that_lacks_none(tmp_path: Path) -> None:
+    (tmp_path / ".whl").mkdir()
+    program = f"""
+import os, site, sys
+from pathlib import Path
+sys.path[:0] = [{str(CI)!r}]
+sys.path = [path for path in sys.path if "site-packages" not in path]
+import gpu_install
+gpu_install._packages = lambda: Path({str(tmp_path)!r}) / "packages"
+os.execve = lambda *words: sys.exit(7)
+gpu_install.install(Path({str(tmp_path)!r}) / ".whl")
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert (tmp_path / "packages" / "a-cachepipe-checkout.pth").read_text() == f"{CI.parent}\n"
+
+
+def test_an_installed_cachepipe_of_other_code_is_not_measured_under_this_ones_digest(tmp_path: Path) -> None:
+    shutil.copytree(CI.parent / "cachepipe", tmp_path / "cachepipe", ignore=shutil.ignore_patterns("__pycache__"))
+    env = clean_environment(PYTHONPATH=str(tmp_path))
+    words = [sys.executable, str(CI / "gpu"), "bert-base:default", "--work", str(tmp_path / "work"), "--limit", "1"]
+    same = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    assert "raise --limit" in same.stderr
+    (tmp_path / "cachepipe" / "errors.py").open("a").write("# another\n")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1 and f"{tmp_path}/cachepipe is not the code of this checkout" in done.stderr
+    assert "pip install" in done.stderr
 
 
 @pytest.fixture(scope="module")
