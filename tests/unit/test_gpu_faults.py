@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.release import clean_environment
-from tests.unit.test_gpu_runs import CI, FACTS, lines, load, script
+from tests.unit.test_gpu_runs import CI, FACTS, lines, script
 
 __all__ = ["script"]
 
@@ -485,35 +485,3 @@ def test_an_installed_cachepipe_of_other_code_is_not_measured_under_this_ones_di
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 1 and f"{tmp_path}/cachepipe is not the code of this checkout" in done.stderr
     assert "pip install" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def wheels() -> Any:
-    return load("gpu-wheels")
-
-
-def test_the_measured_models_packages_are_collected_too(wheels: Any) -> None:
-    assert "transformers" in {wheels.normal(text) for text in wheels.requirements()}
-
-
-def test_what_the_host_has_in_a_version_that_does_not_do_is_named(wheels: Any, tmp_path: Path) -> None:
-    path = tmp_path / "have"
-    path.write_text(
-        "PyYAML==5.4.1\ntorch==2.9.0+cu128\nclick==8.2.0\n-e git+https://x\n\npydantic\nrich==of-our-own\nboto3==1.0\n"
-    )
-    host = wheels.listed(path)
-    assert {"pyyaml", "torch", "click", "pydantic", "rich"} <= host.keys()
-    assert wheels.unfit(host) == ["torch 2.9.0+cu128 (wanted >=2.11)", "PyYAML 5.4.1 (wanted >=6.0.1)"]
-
-
-def test_a_host_list_that_is_not_there_is_named(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(CI / "gpu-wheels"),
-        "--have",
-        str(tmp_path / "have"),
-        "--output",
-        str(tmp_path / "w"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
-    assert done.returncode == 1 and "No such file" in done.stderr and "Traceback" not in done.stderr
