@@ -83,12 +83,16 @@ def opened(nvml: Any) -> Iterator[None]:
 
 
 def failures(nvml: Any) -> tuple[type[Exception], ...]:
-    """Returns what a binding raises: the driver's answers as NVMLError; the rest where its package or library is damaged or is
-    another version, which must not keep a service from its cache: the driver is asked for no more than its facts."""
-    return (getattr(nvml, "NVMLError", ImportError), *_BROKEN)
+    """Returns what a binding raises: the driver's answers as NVMLError; the rest where its package or library is damaged, cut off or
+    another one, which must not keep a service from its cache: the driver is asked for no more than its facts."""
+    told = getattr(nvml, "NVMLError", None)
+    return (told, *_BROKEN) if isinstance(told, type) and issubclass(told, Exception) else _BROKEN
 
 
-_BROKEN = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
+_BROKEN = (
+    *(ImportError, SyntaxError, NameError, EOFError),  # when it is imported; an EOFError is a cut .pyc
+    *(AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+)
 
 
 def select_visible(wanted: str | None, boards: Sequence[Board], is_pci_order: bool) -> tuple[Gpu, ...]:

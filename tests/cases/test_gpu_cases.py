@@ -117,10 +117,11 @@ def test_case_h5_the_same_gpu_by_another_name_and_a_newer_driver_fit(
     "text",
     [
         "raise RuntimeError('damaged')",
+        "def nvmlInit(",
         "",
         "class NVMLError(Exception): pass\ndef nvmlInit(): raise OSError('no library')",
     ],
-    ids=["not importable", "another package", "without library"],
+    ids=["not importable", "cut off", "another package", "without library"],
 )
 def test_case_h5_a_damaged_binding_of_the_driver_is_a_machine_without_one_and_no_bug(
     tmp_path: Path, site: Path, release: Published, text: str

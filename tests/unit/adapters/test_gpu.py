@@ -108,7 +108,7 @@ def raising(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("no library"), AttributeError("of another version"), RuntimeError(), TypeError()]
+    "error", [OSError("no library"), AttributeError("of another version"), RuntimeError(), TypeError(), KeyError("x")]
 )
 @pytest.mark.parametrize(
     "name", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetUUID"]
@@ -125,12 +125,22 @@ def test_an_empty_package_of_the_bindings_name_is_no_nvml() -> None:
     assert visible_gpus({}, ModuleType("pynvml")) is None
 
 
+@pytest.mark.parametrize("word", [None, "NVMLError", int, KeyboardInterrupt])
+def test_a_package_of_the_bindings_name_whose_error_is_none_is_no_nvml(word: Any) -> None:
+    damaged = Damaged("nvmlDeviceGetUUID", raising(OSError("no library")))
+    damaged.NVMLError = word
+    assert visible_gpus({}, damaged) is None
+
+
 def test_facts_that_were_told_count_though_the_end_fails() -> None:
     gpus = visible_gpus({}, Damaged("nvmlShutdown", raising(FakeError("gone"))))
     assert gpus is not None and gpus.driver == "580.65.06"
 
 
-@pytest.mark.parametrize("text", ["raise RuntimeError('broken')", "import no_such_module", "None.x"])
+@pytest.mark.parametrize(
+    "text",
+    ["raise RuntimeError('broken')", "import no_such_module", "None.x", "def (", "none.x", "raise EOFError", "{}[0]"],
+)
 def test_a_binding_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (tmp_path / "pynvml.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
