@@ -31,13 +31,14 @@ def usable(folder: Path) -> Iterator[None]:
         raise
 
 
-def lock_file(fd: int, on_wait: Callable[[], None]) -> None:
-    """Locks an open file for this process alone; `on_wait` is called before waiting for another one."""
+def lock_file(fd: int, on_wait: Callable[[], None], *, is_alone: bool = True) -> None:
+    """Locks an open file for this process alone, or for all that share it; `on_wait` is called before waiting for another one."""
+    how = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
         on_wait()
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, how)
 
 
 def require_room(folder: Path) -> None:

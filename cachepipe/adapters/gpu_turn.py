@@ -36,10 +36,7 @@ def gpu_turn(uuid: str, is_alone: bool, on_wait: Callable[[], None] = lambda: No
     """
     with _opened(f"{uuid}.gate") as gate, _opened(uuid) as turn:
         lock_file(gate, on_wait)
-        if is_alone:
-            lock_file(turn, on_wait)
-        else:
-            fcntl.flock(turn, fcntl.LOCK_SH)
+        lock_file(turn, on_wait, is_alone=is_alone)
         fcntl.flock(gate, fcntl.LOCK_UN)
         yield
 

@@ -48,6 +48,22 @@ def test_one_that_tunes_waits_for_those_that_share_and_later_ones_wait_for_it() 
     assert order == ["first", "alone", "later"]
 
 
+def test_one_that_would_share_says_that_it_waits_for_one_that_tunes() -> None:
+    waiting, has_turn = threading.Event(), threading.Event()
+
+    def later() -> None:
+        with gpu_turn("GPU-1", is_alone=False, on_wait=waiting.set):
+            has_turn.set()
+
+    sharer = threading.Thread(target=later)
+    with gpu_turn("GPU-1", is_alone=True):
+        sharer.start()
+        is_told = waiting.wait(30)
+        assert not has_turn.is_set()
+    sharer.join(30)
+    assert is_told and has_turn.is_set()
+
+
 def lock_of(folder: Path, uuid: str = "GPU-1") -> Path:
     return folder / f"cachepipe-{os.getuid()}-{uuid}.lock"
 
