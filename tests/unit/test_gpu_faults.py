@@ -217,6 +217,23 @@ def test_no_verdict_rests_on_what_is_no_number(
     assert not (tmp_path / "record.json").exists() and capsys.readouterr().out == ""
 
 
+@pytest.mark.usefixtures("capsys")  # else the limit would meet pytest's own file for the table first
+def test_a_record_that_finds_no_room_leaves_the_old_one(script: Any, tmp_path: Path) -> None:
+    path, record = tmp_path / "lines.jsonl", tmp_path / "record.json"
+    lines(script.Journal(path, FACTS), "bert-base:default")
+    assert script.merge([path], script.H200, record) == 0
+    before = record.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            script.merge([path], script.H200, record)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert record.read_bytes() == before
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["lines.jsonl", "record.json"]
+
+
 # --- kills and neighbours -------------------------------------------------------------------------------------------
 
 
@@ -410,6 +427,15 @@ def test_the_journal_lies_in_the_work_folder_unless_it_is_named(script: Any, mon
     assert script.parse().lines == Path("elsewhere/lines.jsonl")
     monkeypatch.setattr("sys.argv", ["gpu", "--lines", "named.jsonl"])
     assert script.parse().lines == Path("named.jsonl")
+
+
+def test_a_trial_on_the_cpu_leaves_the_gpus_work_folder_alone(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu"])
+    gpu = script.parse()
+    monkeypatch.setattr("sys.argv", ["gpu", "--cpu"])
+    cpu = script.parse()
+    assert gpu.work == CI.parent / ".work" / "gpu" and cpu.work != gpu.work
+    assert cpu.lines.parent == cpu.work
 
 
 @pytest.mark.parametrize(
