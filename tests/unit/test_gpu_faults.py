@@ -217,6 +217,16 @@ def test_no_verdict_rests_on_what_is_no_number(
     assert not (tmp_path / "record.json").exists() and capsys.readouterr().out == ""
 
 
+def test_a_locale_that_lacks_the_tables_signs_gets_table_and_record(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert-base:default")
+    command = [sys.executable, str(CI / "gpu"), "--merge", str(path), "--output", str(tmp_path / "record.json")]
+    env = clean_environment(PYTHONIOENCODING="ascii")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0 and "| cold ? restored |" in done.stdout, done.stderr
+    assert "÷" in json.loads((tmp_path / "record.json").read_text())["targets"][0]["what"]
+
+
 @pytest.mark.usefixtures("capsys")  # else the limit would meet pytest's own file for the table first
 def test_a_record_that_finds_no_room_leaves_the_old_one(script: Any, tmp_path: Path) -> None:
     path, record = tmp_path / "lines.jsonl", tmp_path / "record.json"
