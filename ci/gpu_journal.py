@@ -4,7 +4,7 @@
      "device": "NVIDIA H200", "driver": "580.1", "versions": {"torch": "2.11.0+cu130", …}, "date": "2026-12-01T00:00:00+00:00"}
 
 Whoever is killed, or finds the disk full, in the midst of a line leaves the begin of one at the file's end: it is taken out
-before the next one is written. Any other damage is refused, not guessed at. Another invocation may add lines to the same file,
+before the next one is written. A whole one without its end of line, as editors leave it, counts. Any other damage is refused, not guessed at. Another invocation may add lines to the same file,
 and a person may take some out, at any time: where the whole lines end is looked up anew, under a lock, for each line.
 """
 
@@ -41,7 +41,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_bytes(data: bytes) -> int:
-    return data.rfind(b"\n") + 1
+    """Returns where the begin of a line at the end begins, which was cut off before its last brace; none: the whole size."""
+    begun = data.rfind(b"\n") + 1
+    try:
+        return len(data) if isinstance(json.loads(data[begun:]), dict) else begun
+    except (ValueError, RecursionError):
+        return begun
 
 
 def _line(text: bytes, where: str) -> dict[str, Any]:
@@ -104,8 +109,10 @@ class Journal:
                 with self.path.open("a+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)
                     file.seek(0)
-                    file.truncate(_whole_bytes(file.read()))
-                    file.write(data)
+                    found = file.read()
+                    whole = _whole_bytes(found)
+                    file.truncate(whole)
+                    file.write(b"\n" + data if whole and found[whole - 1 : whole] != b"\n" else data)
             except OSError as error:
                 raise Damaged(f"{self.path}: {(error.strerror or str(error)).lower()}: `{key}` is not noted") from error
             self.lines.append(line)

@@ -41,6 +41,16 @@ def test_a_line_whose_writer_was_killed_is_taken_out_and_measured_again(script: 
     assert [json.loads(text)["key"] for text in path.read_text().splitlines()] == ["a", "b"]
 
 
+def test_a_whole_line_without_its_end_counts_and_the_next_one_stands_alone(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(line() + line(key="b").rstrip(b"\n"))
+    assert [row["key"] for row in script.gpu_table.read_lines([path])] == ["a", "b"]
+    journal = script.Journal(path, FACTS)
+    assert journal.has("b")
+    journal.note("c", entry="c", variant="eager")
+    assert [row["key"] for row in script.Journal(path, FACTS).lines] == ["a", "b", "c"]
+
+
 def test_what_a_full_disk_cut_off_is_no_line_and_the_journal_goes_on(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     journal = script.Journal(path, FACTS)
