@@ -100,17 +100,19 @@ def _live(path: str, root: str) -> str:
 
 
 def _keep_records(module: ModuleType, root: str) -> None:
-    """A pickled kernel holds the path of its record as the builder had it: tuned again, it would write there. And a damaged
-    record is none: torch 2.11 and 2.12 fail on it, 2.13 on what is JSON but no record, at kernels whose record only we read too."""
+    """A pickled kernel holds the path of its record as the builder had it: tuned again, it would write there. And a damaged record is
+    none: torch fails on one without `num_warps`, on no JSON (2.13: on other JSON), at kernels whose record only we read too."""
     save: Callable[..., None] = module.AutotuneCache.save
-    read: Callable[[Any], Any] = module.AutotuneCache._read
 
-    @functools.wraps(read)
-    def read_whole(self: Any) -> Any:
-        try:
-            return read(self)
-        except (ValueError, AssertionError, OSError, RecursionError):
-            return None
+    def or_none(read: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(read)
+        def read_whole(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return read(self, *args, **kwargs)
+            except (ValueError, TypeError, LookupError, AssertionError, OSError, RecursionError):
+                return None
+
+        return read_whole
 
     @functools.wraps(save)  # its name is pickled: kernels hold the bound method
     def save_live(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,7 +122,8 @@ def _keep_records(module: ModuleType, root: str) -> None:
         save(self, *args, **kwargs)
 
     module.AutotuneCache.save = save_live
-    module.AutotuneCache._read = read_whole
+    module.AutotuneCache._read = or_none(module.AutotuneCache._read)
+    module.AutotuneCache.read_best = or_none(module.AutotuneCache.read_best)
 
 
 def _accept_scaled_winner(module: Any, root: str) -> None:
@@ -265,7 +268,7 @@ TABLE = (
         name="record-path",
         first=(2, 11),
         last=(2, 13),
-        reference="torch/_inductor/runtime/autotune_cache.py: AutotuneCache.save, _read; 2.11.0 to 2.13.0",
+        reference="torch/_inductor/runtime/autotune_cache.py: AutotuneCache.save, _read, read_best; 2.11.0 to 2.13.0",
         what="writes the record of a kernel that is tuned after all below the live folder, never where the builder had it; a damaged record counts as none",
         module=_RECORDS,
         patch=_keep_records,

@@ -131,6 +131,10 @@ for data in (b"", b"{{", b"\\xff", b"null", b"[1]", b"7", b"[" * 100000, b'{{"XB
     with open(place, "wb") as file:
         file.write(data)
     found.append(cache._read())
+for data in (b'{{"configs_hash": "all"}}', b'{{"configs_hash": "all", "num_warps": 4, "num_stag": 3}}'):
+    with open(place, "wb") as file:
+        file.write(data)
+    found.append(cache.read_best(dict(coordinate_descent_tuning=True), []))
 os.unlink(place)
 os.mkdir(place)
 print([*found, cache._read()])
@@ -140,7 +144,7 @@ print([*found, cache._read()])
 def test_a_damaged_record_is_none_and_no_fault_of_the_service(tmp_path: Path) -> None:
     code = DAMAGED.format(path=sys.path, root=str(tmp_path / "root"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
-    assert done.stdout == f"{[*[None] * 7, {'XBLOCK': 64}, None]}\n", done.stderr
+    assert done.stdout == f"{[*[None] * 7, {'XBLOCK': 64}, None, None, None]}\n", done.stderr
 
 
 LOADING = """

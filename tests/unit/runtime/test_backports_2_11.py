@@ -283,6 +283,21 @@ def test_a_damaged_record_is_none_and_no_fault_of_the_service(torch211: Torch211
         assert info["autotune_cache_state"] != "hit"
 
 
+@pytest.mark.parametrize("name", ["num_warps", "num_stages"])
+def test_a_record_that_lacks_a_launch_option_is_none_and_no_fault_of_the_service(torch211: Torch211, name: str) -> None:
+    candidates = [torch211.config(XBLOCK=32), torch211.config(XBLOCK=64)]
+    tuned(torch211, candidates, candidates[1], DESCENT, by_descent=True)
+    for path in torch211.root.rglob("*.best_config"):
+        record = json.loads(path.read_bytes())
+        assert record.pop(name) and record["found_by_coordesc"]
+        path.write_text(json.dumps(record))
+    applied(torch211, *ALL)
+    for configs in (candidates[:1], candidates):
+        found, _, info = torch211.load(configs, DESCENT)
+        assert list(map(hashable, found)) == list(map(hashable, configs))
+        assert info["autotune_cache_state"] != "hit"
+
+
 def test_torch_2_11_itself_passes_over_a_damaged_record_of_a_settled_kernel_alone(torch211: Torch211) -> None:
     candidates = [torch211.config(XBLOCK=32), torch211.config(XBLOCK=64)]
     tuned(torch211, candidates, candidates[1], META)
