@@ -31,9 +31,9 @@ def install(wheels: Path) -> None:
     if is_there and (os.environ.get(_TRIED) or not _is_ours()):
         return
     missing = [str(path) for path in sorted(wheels.glob("*.whl")) if not _is_installed(path)]
-    if is_there and not missing:
+    if is_there and not missing and _text(_packages() / _CHECKOUT) == f"{REPOSITORY}\n":
         return
-    if not wheels.is_dir():
+    if not is_there and not wheels.is_dir():
         raise NotInstalled(
             f"{sys.executable} has no cachepipe: `{sys.executable} -m pip install {REPOSITORY}`, or, without a registry, "
             f"collect wheels by ci/gpu-wheels on a host with one and bring them here as {wheels}"
@@ -86,8 +86,12 @@ def _packages() -> Path:
 
 
 def _is_ours() -> bool:
-    """Tells whether an earlier call made cachepipe known here; else its packages are someone else's."""
+    """Tells whether an earlier call, of any checkout, made cachepipe known here; else its packages are someone else's."""
     return (_packages() / _CHECKOUT).exists()
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def _is_installed(wheel: Path) -> bool:

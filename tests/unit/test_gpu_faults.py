@@ -504,21 +504,41 @@ def test_a_file_that_is_named_like_no_wheel_is_told(tmp_path: Path, name: str) -
     assert f"{name}: not the name of a wheel: remove it" in done.stderr
 
 
-def test_an_empty_folder_of_wheels_is_a_host_that_lacks_none(tmp_path: Path) -> None:
-    (tmp_path / ".whl").mkdir()
+def installed(tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Installs into a folder of its own, which this interpreter sees; exit code 7 stands for the process that goes on after it."""
     program = f"""
-import os, site, sys
+import os, sys
 from pathlib import Path
 sys.path[:0] = [{str(CI)!r}]
-sys.path = [path for path in sys.path if "site-packages" not in path]
+packages = Path({str(tmp_path)!r}) / "packages"
+if (packages / "a-cachepipe-checkout.pth").exists():
+    sys.path.append((packages / "a-cachepipe-checkout.pth").read_text().strip())
 import gpu_install
-gpu_install._packages = lambda: Path({str(tmp_path)!r}) / "packages"
+gpu_install._packages = lambda: packages
 os.execve = lambda *words: sys.exit(7)
 gpu_install.install(Path({str(tmp_path)!r}) / ".whl")
+gpu_install.require_this_code()
 """
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-I", "-S", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+
+
+def test_an_empty_folder_of_wheels_is_a_host_that_lacks_none(tmp_path: Path) -> None:
+    (tmp_path / ".whl").mkdir()
+    done = installed(tmp_path)
     assert done.returncode == 7, done.stderr
     assert (tmp_path / "packages" / "a-cachepipe-checkout.pth").read_text() == f"{CI.parent}\n"
+    again = installed(tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_host_that_knew_another_checkout_measures_this_one(tmp_path: Path) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "other" / "cachepipe").mkdir(parents=True)
+    (tmp_path / "other" / "cachepipe" / "__init__.py").touch()
+    (tmp_path / "packages" / "a-cachepipe-checkout.pth").write_text(f"{tmp_path}/other\n")
+    first, again = installed(tmp_path), installed(tmp_path)
+    assert (first.returncode, again.returncode) == (7, 0), first.stderr + again.stderr
 
 
 def test_an_installed_cachepipe_of_other_code_is_not_measured_under_this_ones_digest(tmp_path: Path) -> None:
