@@ -227,6 +227,18 @@ def test_no_verdict_rests_on_what_is_no_number(
     assert not (tmp_path / "record.json").exists() and capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("output", ["", ".", "folder", "file/below"])
+def test_a_record_that_cannot_stand_there_is_told(script: Any, tmp_path: Path, output: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, FACTS), "bert-base:default")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(CI / "gpu"), "--merge", str(path), "--output", output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment(), cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("gpu: [Errno") and "Traceback" not in done.stderr
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "folder", "lines.jsonl"]
+
+
 def test_a_locale_that_lacks_the_tables_signs_gets_table_and_record(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     lines(script.Journal(path, FACTS), "bert-base:default")
