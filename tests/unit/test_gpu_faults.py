@@ -360,6 +360,9 @@ def test_a_journal_that_cannot_be_written_ends_the_invocation_in_words(tmp_path:
     (tmp_path / "file").touch()
     done = merged("--cpu", "--list", "--lines", tmp_path)
     assert (done.returncode, done.stderr) == (1, f"gpu: {tmp_path}: is a directory: name the journal by --lines\n")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    done = merged("--cpu", "--work", tmp_path / "loop" / "below")
+    assert done.returncode == 1 and done.stderr.startswith("gpu: ") and "Traceback" not in done.stderr
     done = merged("--cpu", "--work", tmp_path / "file" / "below", "--lines", tmp_path / "lines.jsonl")
     assert done.returncode == 1 and done.stderr.startswith("gpu: [Errno 20] Not a directory")
 
