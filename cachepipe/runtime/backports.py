@@ -63,8 +63,7 @@ def _honour_tuning_record(module: ModuleType, root: str) -> None:
     over its record: the hash in it is that of all candidates, and a single config is not looked up at all. So it is tuned
     again at every start. Here the record decides, read below the restored folder and not at the builder's path.
 
-    Why the file is not keyed anew for the one config: a shape that the artifact does not cover may load the same kernel from
-    source, with all its candidates, and looks for their hash in that very file."""
+    Why the file is not keyed anew: for a shape that was not built the same kernel comes from source, and looks there for the hash of all."""
     original: Callable[[Any, Callable[[], Any]], None] = module.CachingAutotuner.recheck_autotune_cache
 
     @functools.wraps(original)
@@ -214,9 +213,8 @@ def _load_here(module: Any, root: str) -> None:
 
 def _ignore_ci(module: Any, root: str) -> None:
     """The default of one key part follows the variable CI, and this version has no variable of its own for it."""
-    if not module.error_on_custom_op_aliasing:
-        return
-    module.error_on_custom_op_aliasing = False
+    if module.error_on_custom_op_aliasing:
+        module.error_on_custom_op_aliasing = False
 
 
 def _name_compiler(module: Any, root: str) -> None:
@@ -225,8 +223,7 @@ def _name_compiler(module: Any, root: str) -> None:
 
 
 def _compile_templates_later(module: Any, root: str) -> None:
-    """torch compiles the source templates of all its kernels when it is imported: a quarter of that time, and a hit generates
-    no source."""
+    """torch compiles the source templates of all its kernels when it is imported: a quarter of that time; a hit generates no source."""
     compiled: Callable[[str], Any] = module.KernelTemplate._template_from_string
 
     @functools.wraps(compiled)
