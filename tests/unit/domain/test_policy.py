@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -61,7 +62,11 @@ def test_a_policy_may_leave_out_all_but_format_and_keys() -> None:
         (changed(channels={"stable": {"minimum_index_version": 0}}), "number below 1"),
         (changed(channels={"stable": {"maximum_age_s": 0}}), "number below 1"),
         (changed(channels={"stable": {"maximum_age": 5}}), "unknown field `maximum_age`"),
+        (changed(format=0), "unknown format 0"),
+        (changed(thresholds={"index": 2}), "threshold of index: wanted 1..1, found 2"),
         (with_key(scheme="ed25519"), "scheme 'ed25519'"),
+        (with_key(scheme="ecdsa"), "scheme 'ecdsa'"),
+        (with_key(roles=["statement", "index", "dev"]), "a development key has the role dev alone"),
         (with_key(roles=[]), "roles"),
         (with_key(roles=["root"]), "roles"),
         (with_key(roles=["dev"]), "a development key has the role dev alone"),
@@ -102,3 +107,51 @@ def test_of_two_rules_the_stricter_number_counts() -> None:
     assert FULL.minimum_index_version("demo", "stable") == 7
     assert FULL.minimum_index_version("other", "stable") == 3
     assert FULL.minimum_index_version("demo", "candidate") == 1
+
+
+def many(holders: int, number: int) -> bytes:
+    keys = [{"keyid": f"{n:064x}", "public": "p", "roles": ["statement"]} for n in range(holders)]
+    return json.dumps({"format": 1, "keys": keys, "thresholds": {"statement": number} if number else {}}).encode()
+
+
+def test_numbers_at_their_borders_are_allowed() -> None:
+    most = LIMITS.signatures
+    assert read_policy(many(most + 1, most)).threshold("statement") == most
+    with pytest.raises(TrustError, match=f"threshold of statement: wanted 1..{most}, found {most + 1}"):
+        read_policy(many(most + 1, most + 1))
+    with pytest.raises(TrustError, match=r"threshold of index: wanted 1\.\.1, found 0"):
+        read_policy(policy_bytes(policy(key("s", "statement"), thresholds={"index": 0})))
+    rule = read_policy(changed(channels={"stable": {"minimum_index_version": 1, "maximum_age_s": 1}})).channels[
+        "stable"
+    ]
+    assert rule == ChannelRule(1, 1)
+    assert len(read_policy(many(300, 0)).keys) == 300
+
+
+LONG = "x" * 100
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (with_key(keyid=LONG), 80),
+        (with_key(scheme=LONG), 40),
+        (changed(thresholds={LONG: 1}), 80),
+        (changed(channels={f"{LONG} ": {}}), 80),
+        (changed(channels={LONG: {"maximum_age_s": 0}}), 80),
+        (changed(revoked=[LONG]), 80),
+    ],
+)
+def test_of_a_long_text_only_its_begin_is_quoted(data: bytes, size: int) -> None:
+    with pytest.raises(TrustError) as caught:
+        read_policy(data)
+    quoted = [text for text in str(caught.value).split("'") if text.startswith("x")]
+    assert quoted and set(quoted) == {"x" * size}
+
+
+@pytest.mark.parametrize(
+    ("record", "field"), [(FULL, "keys"), (FULL.keys[0], "roles"), (ChannelRule(), "minimum_index_version")]
+)
+def test_what_was_read_and_checked_cannot_be_changed(record: Any, field: str) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(record, field, ())
