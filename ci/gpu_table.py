@@ -119,14 +119,14 @@ COLUMNS: Sequence[tuple[str, Callable[[Entry], str]]] = (
     ("cold ÷ restored", lambda e: times(e.tuned_s(), e.seconds("restored"))),
     ("moved ÷", lambda e: times(e.seconds("warm"), e.seconds("restored"))),
     ("bundle ÷", lambda e: times(e.seconds("bundle"), e.seconds("restored"))),
-    ("trace + eager s", lambda e: number(e.seconds("trace"))),
+    ("floor s", lambda e: number(e.seconds("trace"))),
     (
         "ready restored / eager s",
         lambda e: f"{number(e.seconds('restored', 'ready_s'))} / {number(e.seconds('eager', 'ready_s'))}",
     ),
     ("work", lambda e: " ".join(str(value) for value in e.work().values())),
     ("tuned / bundle / packed", lambda e: sizes(e.sizes())),
-    ("latency ÷ tuned", lambda e: latency_text(e.latency())),
+    ("later calls ÷ tuned", lambda e: latency_text(e.latency())),
 )
 
 
@@ -134,7 +134,10 @@ def table(entries: Sequence[Entry]) -> str:
     """Returns the markdown table; what was not measured is `–`."""
     rows = [[name for name, _ in COLUMNS], ["---", *["---:"] * (len(COLUMNS) - 1)]]
     rows += [[cell(entry) for _, cell in COLUMNS] for entry in entries]
-    legend = f"work: the most that a restored process did of {', '.join(name.replace('_', ' ') for name in WORK)}"
+    legend = (
+        "floor: Dynamo's trace with a backend that does nothing, and the eager calls; work: the most that a restored process did of "
+        + ", ".join(name.replace("_", " ") for name in WORK)
+    )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{legend}\n"
 
 
