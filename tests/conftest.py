@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ if str(REPOSITORY) not in sys.path:
 
 from tests.support import motoserver, seaweed
 from tests.support.counting import Record, write_counts
+from tests.support.process_state import state_of_process
 from tests.support.release import Release, build_quickstart
 from tests.support.torch_state import state_of_torch
 
@@ -64,13 +64,12 @@ def moto_s3() -> Iterator[motoserver.Moto]:
 
 
 @pytest.fixture(autouse=True)
-def _state_of_torch() -> Iterator[None]:
-    """Fails a test that leaves torch, or the garbage collector, in another state than it found: the next one in this process
-    would see it."""
-    before, threshold = state_of_torch(), gc.get_threshold()
+def _state() -> Iterator[None]:
+    """Fails a test that leaves torch, or this process, in another state than it found: the next one would see it."""
+    torch, process = state_of_torch(), state_of_process()
     yield
-    assert not before or state_of_torch() == before
-    assert gc.get_threshold() == threshold
+    assert not torch or state_of_torch() == torch
+    assert state_of_process() == process
 
 
 @pytest.fixture

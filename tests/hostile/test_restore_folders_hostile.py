@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import math
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -25,12 +26,12 @@ from cachepipe.adapters.packs import pack_tree
 from cachepipe.domain.layout import hint_key
 from cachepipe.domain.limits import LIMITS
 from cachepipe.domain.record import parse_json
-from cachepipe.entrypoint import main
 from cachepipe.errors import DeadlineError, IntegrityError, MissError, NoRoomError, UnsafePathError
 from cachepipe.runtime import attempts
 from cachepipe.workflows import place as places
 from cachepipe.workflows import serve
 from cachepipe.workflows.restore_options import Options
+from tests.support.release import clean_environment
 from tests.support.restoring import Published, command, files_below, publish_release, run_restore
 
 STARTED = command(["echo", "started"])
@@ -231,16 +232,20 @@ def test_where_everything_hangs_folder_and_env_file_end_together(
 
 
 def test_the_kill_switch_empties_the_env_file_also_where_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    def refuse(*_: object) -> int:
-        raise RuntimeError("can't start new thread")
-
     path = tmp_path / "variables"
     path.write_text("TORCHINDUCTOR_CACHE_DIR=/old\n")
-    monkeypatch.setenv("CACHEPIPE_DISABLE", "1")
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    assert main(["restore", "--env-file", str(path)]) == 0
+    program = (
+        "import _thread, sys\nfrom cachepipe.entrypoint import main\n"
+        'def refuse(*_): raise RuntimeError("can\'t start new thread")\n'
+        "_thread.start_new_thread = refuse\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    child = [sys.executable, "-c", program, "restore", "--env-file", str(path)]
+    done = subprocess.run(
+        child, env=clean_environment(CACHEPIPE_DISABLE="1"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     assert path.read_bytes() == b""
 
 
