@@ -31,12 +31,18 @@ def gpu_turn(uuid: str, is_alone: bool, on_wait: Callable[[], None] = lambda: No
         on_wait: called before waiting for others.
 
     Raises:
-        UnsafePathError: at the lock's place is something that is no file of ours, or no file can be made there.
+        UnsafePathError: at the lock's place is something that is no file of ours, or no file can be made or locked there.
         NoRoomError: the disk is full.
     """
     with _opened(f"{uuid}.gate") as gate, _opened(uuid) as turn:
-        lock_file(gate, on_wait)
-        lock_file(turn, on_wait, is_alone=is_alone)
+        try:
+            lock_file(gate, on_wait)
+            lock_file(turn, on_wait, is_alone=is_alone)
+        except OSError as error:  # a network's file system without locks
+            problem = f"cannot be locked ({error.strerror})"
+            raise UnsafePathError(
+                tempfile.gettempdir(), problem, hint=f"builds take turns there: {_ELSEWHERE}"
+            ) from error
         fcntl.flock(gate, fcntl.LOCK_UN)
         yield
 

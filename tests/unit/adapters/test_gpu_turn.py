@@ -110,6 +110,17 @@ def test_without_any_temporary_folder_the_variable_is_named(monkeypatch: pytest.
         pass
 
 
+def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    words = r"cannot be locked \(No locks available\)"
+    with pytest.raises(UnsafePathError, match=words) as caught, gpu_turn("GPU-1", is_alone=False):
+        pass
+    assert caught.value.path == str(tmp_path) and "TMPDIR" in caught.value.hint
+
+
 def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
