@@ -235,6 +235,11 @@ def target_text(rows: Sequence[Target]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def codes(lines: Sequence[Line]) -> list[str]:
+    """Returns which states of the package were measured, by the digests that the lines name."""
+    return sorted({line.get("sources", "not named") for line in lines if "error" not in line})
+
+
 def record(entries: Sequence[Entry], rows: Sequence[Target], lines: Sequence[Line]) -> dict[str, Any]:
     """Returns the whole record: machine, targets, medians and every line."""
     machines = {
@@ -245,6 +250,7 @@ def record(entries: Sequence[Entry], rows: Sequence[Target], lines: Sequence[Lin
     variants = ("cold", "warm", "bundle", "restored", "eager", "trace")
     return {
         "machines": [json.loads(text) for text in sorted(machines)],
+        "sources": {entry.name: codes([line for line in lines if line["entry"] == entry.name]) for entry in entries},
         "dates": sorted({line["date"][:10] for line in lines}),
         "targets": [row._asdict() for row in rows],
         "phases_s": {entry.name: entry.phases() for entry in entries},

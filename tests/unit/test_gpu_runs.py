@@ -157,6 +157,20 @@ def test_the_record_is_what_merge_makes_of_its_lines(script: Any, tmp_path: Path
     assert (tmp_path / "record.json").read_text() == RESULTS.read_text()
 
 
+def test_a_table_of_several_states_of_the_code_says_so(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines(script.Journal(path, {**FACTS, "sources": "before"}), "bert-base:default")
+    assert script.merge([path], script.H200, tmp_path / "record.json") == 0
+    assert "states of the code" not in capsys.readouterr().err
+    lines(script.Journal(path, {**FACTS, "sources": "after"}), "vit-b-16:max-autotune")
+    assert script.merge([path], script.H200, tmp_path / "record.json") == 0
+    assert "note: the lines are of 2 states of the code: after, before" in capsys.readouterr().err
+    found = json.loads((tmp_path / "record.json").read_text())["sources"]
+    assert found == {"bert-base:default": ["before"], "vit-b-16:max-autotune": ["after"]}
+
+
 def test_every_number_of_the_readmes_gpu_table_is_the_records(script: Any) -> None:
     found = script.gpu_table.read_lines([RESULTS.with_suffix(".jsonl")])
     entries = {entry.name: script.gpu_table.Entry(entry.name, found, entry.eager_of) for entry in script.H200}
