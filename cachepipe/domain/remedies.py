@@ -82,6 +82,11 @@ _PROBLEMS = (
         "mend the code at the places named, or allow that many by `gates: {max_graph_breaks: …}`; nothing was published",
     ),
     (
+        "a precompiled header",
+        "add `compile: {options: {cpp_cache_precompile_headers: false}}` to the model: torch 2.11 has no variable for it, and runs the "
+        "compiler at every start to look for its headers; nothing was published",
+    ),
+    (
         "min_hit_rate|max_compiles|max_tuning_runs|graphs at|torch compiles again",
         f"{_LOOK}; else build again with `--fresh`; nothing was published",
     ),

@@ -42,6 +42,10 @@ OURS = UsageError.__name__
 """Of errors that the worker itself raises: their words say all, and its frames are no business of a reader."""
 
 
+HEADER = "header.i"
+"""Object of torch's search for a header that it compiled before; torch/_inductor/codecache.py: `_precompile_header`, 2.11.0 to 2.13.0."""
+
+
 @dataclass(frozen=True)
 class Shop:
     """Where jobs run: folders, search path, the hold on the root."""
@@ -171,8 +175,9 @@ def _compiled_again(evidence: EntryEvidence) -> str:
     """Returns which lookups missed: the compiler's command line, which torch quotes, tells nobody why it was needed."""
     missed = [lookup for lookup in evidence.lookups if lookup.outcome == "miss" and lookup.layer != "native"]
     told = [f"{one.layer} of graph {one.graph}" + (f" ({one.reason})" if one.reason else "") for one in missed]
-    which = ", ".join(dict.fromkeys(told))
-    return f"torch compiles again, since the artifact does not hold what this call looks up: {which or 'native code'}"
+    native = "a precompiled header" if any(item.what == HEADER for item in evidence.work_items) else "native code"
+    which = ", ".join(dict.fromkeys(told)) or native
+    return f"torch compiles again, since the artifact does not hold what this call looks up: {which}"
 
 
 def _ended(status: int) -> str:

@@ -13,10 +13,11 @@ from cachepipe.adapters.execute import NOT_HELD
 from cachepipe.adapters.folders import MIN_FREE_BYTES
 from cachepipe.adapters.progress import Lines
 from cachepipe.adapters.workdir import Binding, BuildRoot, WorkDir
-from cachepipe.domain.evidence import EntryEvidence, GraphEvidence, Lookup, Work
+from cachepipe.domain.evidence import EntryEvidence, GraphEvidence, Lookup, Work, WorkItem
 from cachepipe.domain.phases import Phases
+from cachepipe.domain.remedies import remedy
 from cachepipe.errors import BuildError, NoRoomError
-from cachepipe.workflows.jobs import Shop, failure, run_job
+from cachepipe.workflows.jobs import HEADER, Shop, failure, run_job
 from tests.support.artifacts import entry_spec
 
 
@@ -90,6 +91,15 @@ def test_a_refused_compiler_is_told_by_the_lookups_that_missed_not_by_its_comman
     words = failure(evidence(error, error, missed, Lookup("", "", "native", "miss", "c1")), 1, tmp_path / "log")
     assert "aotautograd of graph 0/1 (full_miss)" in words
     assert "g++" not in words and "\n" not in words
+
+
+def test_a_header_that_torch_looks_for_with_the_compiler_is_told_with_the_option_that_ends_it(tmp_path: Path) -> None:
+    item = WorkItem("native_builds", HEADER, "0/0", "batch=8", 2)
+    lookup = Lookup("batch=8", "0/0", "aotautograd", "bypass", "", "C++ compile error")
+    error = f"BackendCompilerFailed: CppCompileError: C++ compile error\n{NOT_HELD}: g++ header.hpp -E"
+    words = failure(replace(evidence(error, error, lookup), work_items=(item,)), 1, tmp_path / "log")
+    assert words.endswith("what this call looks up: a precompiled header")
+    assert "cpp_cache_precompile_headers: false" in (remedy([words]) or "")
 
 
 def test_an_error_is_quoted_once_with_the_last_frames_before_it(tmp_path: Path) -> None:
