@@ -157,6 +157,11 @@ def test_the_record_is_what_merge_makes_of_its_lines(script: Any, tmp_path: Path
     assert (tmp_path / "record.json").read_text() == RESULTS.read_text()
 
 
+def test_the_main_entry_is_measured_in_three_fresh_processes_of_every_variant(script: Any) -> None:
+    assert script.H200[0].name == script.BERT
+    assert set(script.H200[0].counts) == {3}
+
+
 def test_a_table_of_several_states_of_the_code_says_so(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
