@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import site
@@ -11,6 +10,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from code_digest import digest_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _TRIED = "GPU_WHEELS_INSTALLED"
@@ -68,12 +69,8 @@ def require_this_code() -> None:
 
 
 def sources_digest(package: Path = REPOSITORY / "cachepipe") -> str:
-    """Returns 16 hexadecimal digits of a digest of the package: which code was measured."""
-    whole = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = f"cachepipe/{path.relative_to(package)}"
-        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()[:16]
+    """Returns the digest of the package, wherever it lies: which code was measured."""
+    return digest_of(sorted(package.rglob("*.py")), package.parent)
 
 
 _CHECKOUT = "a-cachepipe-checkout.pth"

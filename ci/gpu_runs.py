@@ -158,6 +158,8 @@ class Runs:
 
     def build(self, entry: Entry) -> None:
         """Builds and publishes one entry, keeps the tuned folder and the bundle, and wipes all else that was built."""
+        from cachepipe.adapters.workdir import write_json
+
         folder = self.folder(entry)
         is_begun = self.is_ours(entry)
         self.need(60.0 if is_begun else entry.build_s)
@@ -188,9 +190,7 @@ class Runs:
             "statement": self.statement(entry),
             "resumed": is_begun,
         }
-        begun = folder / "built.json.tmp"
-        begun.write_text(json.dumps(result))
-        begun.replace(folder / "built.json")
+        write_json(folder / "built.json", result)
         say(f"{entry.name} · build: done in {seconds:.1f} s")
 
     @staticmethod

@@ -10,11 +10,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
 from cachepipe.adapters.folders import lock_file
+from cachepipe.adapters.lease import open_own
 from cachepipe.errors import NoRoomError, UnsafePathError
 
 _ELSEWHERE = "name a folder of your own by TMPDIR, the same one for all builds of this machine"
@@ -52,23 +52,13 @@ def _opened(name: str) -> Iterator[int]:
     path = "TMPDIR"
     try:
         path = os.path.join(tempfile.gettempdir(), f"cachepipe-{os.getuid()}-{name}.lock")
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        handle = open_own(path, hint=_HINT)
     except OSError as error:
         problem = (error.strerror or str(error)).lower()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoomError(f"{path}: {problem}", hint=f"free space there, or {_ELSEWHERE}") from error
         raise UnsafePathError(path, problem, hint=_HINT) from error
     try:
-        _require_own_file(handle, path)
         yield handle
     finally:
         os.close(handle)
-
-
-def _require_own_file(handle: int, path: str) -> None:
-    """Its name can be guessed: who made the file could hold its lock, and with it every build, for ever."""
-    found = os.fstat(handle)
-    if found.st_uid != os.geteuid():
-        raise UnsafePathError(path, f"belongs to user {found.st_uid}", hint=_HINT)
-    if not stat.S_ISREG(found.st_mode):
-        raise UnsafePathError(path, "is not a regular file", hint=_HINT)

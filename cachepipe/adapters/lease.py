@@ -79,25 +79,38 @@ def _is_same(handle: int, path: str) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
+def open_own(path: str, *, hint: str | None = None) -> int:
+    """Returns a descriptor of a file of ours whose lock others know by its name; created 0600 if absent, never through a link.
+
+    Raises:
+        OSError: it cannot be opened.
+        UnsafePathError: it is not ours: its owner could hold the lock for ever.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    facts = os.fstat(handle)
+    is_ours = facts.st_uid == os.geteuid()
+    if is_ours and stat.S_ISREG(facts.st_mode):
+        return handle
+    os.close(handle)
+    why = "is not a regular file" if is_ours else f"belongs to user {facts.st_uid}, we are {os.geteuid()}"
+    raise UnsafePathError(path, f"not a file of ours: it {why}", hint=hint)
+
+
 def lock_file(path: str, deadline: float) -> int:
     """Returns a descriptor that holds the exclusive lock of a file; orders restores into one folder.
 
     Args:
-        path: created 0600 if absent, never through a link.
+        path: see `open_own`.
         deadline: in seconds of `time.monotonic`.
 
     Raises:
         DeadlineError: another process held it until then.
-        UnsafePathError: the file cannot be opened, or is not ours: its owner could hold it for ever.
+        UnsafePathError: the file cannot be opened, or is not ours.
     """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = open_own(path)
     except OSError as error:
         raise UnsafePathError(path, f"cannot be opened ({error.strerror})") from error
-    facts = os.fstat(handle)
-    if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
-        os.close(handle)
-        raise UnsafePathError(path, f"not a file of ours (owned by uid {facts.st_uid}, we are {os.geteuid()})")
     while not _is_locked(handle, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             os.close(handle)
