@@ -134,13 +134,14 @@ def make_private(folder: str) -> None:
     try:
         for path in reversed(missing):
             with suppress(FileExistsError):  # another restore was faster; it is checked below like any other
-                _mkdir(path)
+                mkdir_private(path)
     except OSError as error:
         raise UnsafePathError(folder, f"cannot be created ({error.strerror})") from error
     check_private(folder)
 
 
-def _mkdir(path: str) -> None:
+def mkdir_private(path: str) -> None:
+    """Makes one folder for us alone; raises OSError. It takes no descriptor, of which there may be none left."""
     os.mkdir(path, 0o700)
     os.chmod(path, 0o700)  # the umask may have taken our own rights
 
@@ -225,7 +226,7 @@ def temporary_sibling(final: str) -> str:
     """
     path = f"{final}.tmp.{os.getpid()}.{os.urandom(4).hex()}"
     try:
-        _mkdir(path)
+        mkdir_private(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoomError(f"{path}: {error.strerror}") from error

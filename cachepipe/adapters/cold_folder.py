@@ -17,7 +17,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from cachepipe.adapters.cachedir import STALE_S, Need, check_private, check_usable, is_on_network, make_private
+from cachepipe.adapters.cachedir import (
+    STALE_S,
+    Need,
+    check_private,
+    check_usable,
+    is_on_network,
+    make_private,
+    mkdir_private,
+)
 from cachepipe.adapters.lease import NAME, Lease
 from cachepipe.errors import CachepipeError, UnsafePathError
 
@@ -109,8 +117,7 @@ def _new_folder(place: str, has_room: bool) -> str:
     if has_room:
         check_usable(place, Need(0, 0))
     path = os.path.join(place, f"{_COLD}{os.urandom(8).hex()}")
-    os.mkdir(path, 0o700)
-    os.chmod(path, 0o700)
+    mkdir_private(path)
     return path
 
 

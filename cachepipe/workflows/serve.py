@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -235,12 +236,20 @@ def _cold(error: CachepipeError, options: Options, common: Mapping[str, str], en
 
 
 def _likely_folder() -> str:
-    """Returns where torch may make its folder: its default has a name that another user can have taken and filled."""
+    """Returns where torch may make its folder, which is private if it can be made at all: torch's default has a name that another
+    user can have taken and filled."""
     from cachepipe.adapters.cold_folder import writable_place
 
-    found = _bounded(lambda: writable_place(cachedir.scratch_folders(os.environ)), time.monotonic() + _ACCESS_S)
-    parent = found if found and isinstance(found, str) else "/tmp"
-    return os.path.join(parent, f"cachepipe-{os.geteuid()}.{os.urandom(16).hex()}")
+    name = f"cachepipe-{os.geteuid()}.{os.urandom(16).hex()}"
+
+    def make() -> str:
+        path = os.path.join(writable_place(cachedir.scratch_folders(os.environ)) or "/tmp", name)
+        with suppress(OSError):
+            cachedir.mkdir_private(path)
+        return path
+
+    found = _bounded(make, time.monotonic() + _ACCESS_S)
+    return found if isinstance(found, str) else os.path.join("/tmp", name)
 
 
 def _cold_folder(is_held: bool, end: float) -> tuple[str, Lease | None]:

@@ -179,6 +179,9 @@ def test_where_no_empty_folder_can_be_made_torch_is_sent_to_a_name_that_nobody_c
     starts = [serve._cold(MissError("nothing is published"), options, {}, math.inf) for _ in range(2)]
     folders = {start.variables["TORCHINDUCTOR_CACHE_DIR"] for start in starts}
     assert len(folders) == 2 and not any(map(os.path.lexists, folders))
+    for parent in map(os.path.dirname, folders):
+        assert stat.S_IMODE(os.stat(parent).st_mode) == 0o700 and os.listdir(parent) == []
+        os.rmdir(parent)
     assert {start.variables["TRITON_CACHE_DIR"].partition("/triton")[0] for start in starts} == {
         os.path.dirname(folder) for folder in folders
     }
